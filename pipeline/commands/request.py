@@ -65,6 +65,8 @@ class Request:
     """Called with the run's folder once it is there."""
     rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Dataset -> rows of each split, as far as they are known."""
+    lease: select.LeaseSet | None = None
+    """Its right to its GPUs, while it runs."""
     shared: SharedStore | None = None
     """The store that other machines share, while it is in use."""
     is_elsewhere: bool = False

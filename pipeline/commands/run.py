@@ -125,7 +125,7 @@ def run_experiment(
         check(stored)
         # Those of a cluster are Ray's to give.
         with LeaseSet(request.devices) if requests.on_cluster(config) else leased(config, console) as lease:
-            return carry_out(replace(request, devices=lease.devices), stored, verified, console)
+            return carry_out(replace(request, devices=lease.devices, lease=lease), stored, verified, console)
 
 
 def _measured(request: Request, stored: Stored, console: Console) -> int:

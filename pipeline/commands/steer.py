@@ -1,4 +1,4 @@
-"""Change a run from any terminal: end or resume a chain, add to the run, clone a chain, order chains.
+"""Change a run from any terminal: end or resume a chain, add to the run, clone or order chains, change devices.
 
 While the run goes on its engine is asked; a run that is over is carried out again with the other settings.
 """
@@ -95,6 +95,19 @@ def priority(
     return _ask(name, output_dir, Asked(verb="priority", chain=chain, words=[level]))
 
 
+@app.command(
+    epilog=typed.examples("pipeline devices first_run -3", "pipeline devices first_run +1 -0"),
+    context_settings={"ignore_unknown_options": True},  # -3 is none
+)
+def devices(
+    name: typed.Experiment,
+    words: Annotated[list[str], typer.Argument(metavar="+1 -3 ...", help="Numbers as in `status`, or UUIDs.")],
+    output_dir: typed.OutputDir = typed.OUTPUTS,
+) -> int:
+    """Give devices back to other runs once their present job is over, or take more; results do not change."""
+    return _ask(name, output_dir, Asked(verb="devices", words=words))
+
+
 @app.command(epilog=typed.examples("pipeline command first_run"))
 def command(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.OutputDir = typed.OUTPUTS) -> None:
     """Print the one command that computes what a run is by now, with all that it was asked."""
@@ -124,11 +137,14 @@ def _ask(name: str, output_dir: Path, asked: Asked) -> int:
 def _asked(run: LoadedRun, asked: Asked, console: Console) -> int:
     if run.state not in ("running", "unknown"):
         return _afterwards(run, asked, console)
-    if asked.verb != "priority":
+    if asked.verb not in ("priority", "devices"):
         _after(run, asked)  # what is wrong with it is told here
     answer = _answered(run, asked)
     if answer["reason"]:
         raise PipelineError(f"{asked}: {answer['reason']}")
+    if asked.verb == "devices":
+        say(console, f"{asked}: done; a device is given back once the job that it has is over")
+        return 0
     more = command_text(f"command {run.name}", run.folder.path.parent.parent)
     say(console, f"{asked}: done; the run has {answer['jobs']:,} jobs. What it has become:", copy=more)
     return 0
@@ -157,7 +173,7 @@ def _after(run: LoadedRun, asked: Asked) -> tuple[Config, list[str], list[str]]:
 
 def _afterwards(run: LoadedRun, asked: Asked, console: Console) -> int:
     """Carry out a run that is over again, with what was asked."""
-    if asked.verb in ("stop", "priority"):
+    if asked.verb in ("stop", "priority", "devices"):
         raise ConfigError(f"{asked.verb} is for a run that goes on, and {run.name} is {run.state}")
     config, settings, command = _after(run, asked)
     say(console, "The run is over; this goes on from it:", copy=shlex.join(command))

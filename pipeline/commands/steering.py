@@ -2,8 +2,9 @@
 
     pipeline stop NAME CHAIN  -->  requests/ID.json  -->  engine: other settings and plan  -->  RequestAnswered
 
-What a request changes are settings of the run, so one command says what a run has become: its command with these
-settings. `origin.json` has it, and is written before the plan is followed; a request is done if it is in there.
+What a request changes are settings of the run, but for devices and the order of chains. So one command says what a
+run has become: its command with these settings. `origin.json` has it, and is written before the plan is followed.
+Such a request is done if it is in there.
 """
 
 import logging
@@ -24,13 +25,14 @@ from pipeline.commands import request as requests
 from pipeline.commands.request import Request, Stored
 from pipeline.config import load
 from pipeline.config.plain import brief, default_values, refuse_all, to_plain
-from pipeline.config.schema import AlgoConfig, Config, continued_from
+from pipeline.config.schema import AlgoConfig, Backend, Config, continued_from
 from pipeline.config.tables import ALGORITHMS, choices_of, point_of
+from pipeline.engine.devices import select
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.run_jobs import read_peaks
 from pipeline.engine.scheduler import reactions
 from pipeline.engine.scheduler.loop import Change
-from pipeline.engine.scheduler.state import THERE, JobStatus, RunState
+from pipeline.engine.scheduler.state import SETTLED, THERE, JobStatus, RunState
 from pipeline.engine.store.store import Verified
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text, open_plain, write_whole
@@ -59,9 +61,9 @@ class Asked:
     """Content of a request.
 
     Attributes:
-        verb: ``stop``, ``resume``, ``add``, ``clone`` or ``priority``.
+        verb: ``stop``, ``resume``, ``add``, ``clone``, ``priority`` or ``devices``.
         chain: A chain, or an algorithm for all chains that it has.
-        words: Settings, for `add` and `clone`; the level, for `priority`.
+        words: Settings, for `add` and `clone`; the level, for `priority`; devices, for `devices`, as ``+1``.
         after_round: Whether to stop after the round that has begun.
         name: Name of the clone.
         from_round: Last round that the clone shares; 0 for none.
@@ -438,6 +440,9 @@ class Steered:
         self.request = request
         self._run, self._verified, self._on_change = run, verified, on_change
         self._levels: dict[str, int] = {}
+        self._devices = list(request.used_devices)
+        self._back: set[int] = set()  # those to give back, of which others may have some
+        self._released: set[int] = set()  # those that others may have
         self._next: tuple[Request, Stored, dict[str, int]] | None = None
         self._done: set[str] = set()
         self._raced: Request | None = None
@@ -497,6 +502,8 @@ class Steered:
 
     def _answer(self, change: Change, asked: Asked, state: RunState) -> Change:
         before, jobs, levels = self.request, state.plan.jobs, dict(self._levels)
+        if asked.verb == "devices":
+            return self._other_devices(change, asked.words, state)
         if asked.verb == "priority":
             if asked.words[:1] and asked.words[0] in LEVELS:
                 levels |= dict.fromkeys(matching(asked.chain, chains_of(jobs.values())), LEVELS[asked.words[0]])
@@ -522,9 +529,65 @@ class Steered:
         check_unchanged(state.plan.jobs, request.plan)
         stored = requests.look_up(request, self._verified.problem)  # what a shared store has is made here
         there_now = request.plan.jobs.keys() - set(stored.missing)
-        reactions.check_runnable(request.plan, request.layout, there_now, read_peaks(request.store.root))
+        peaks = read_peaks(request.store.root)
+        reactions.check_runnable(request.plan, state.layout, there_now, peaks, state.usable_devices())
         self._next = request, stored, levels
         return replace(change, plan=_leveled(request.plan, levels), missing=stored.missing)
+
+    def _other_devices(self, change: Change, words: Sequence[str], state: RunState) -> Change:
+        """Return a change of devices; those that come are leased by then.
+
+        Raises:
+            PipelineError: It is not possible.
+        """
+        request, execution = self.request, self.request.execution
+        if execution.backend is not Backend.local:
+            where = (
+                "Ray places the workers"
+                if execution.backend is Backend.ray
+                else "jobs run in the engine's process"
+            )
+            raise ConfigError(f"the devices of this run stay: {where} ({execution.backend.value})")
+        known, come, back = list(self._devices), list[int](), list[int]()
+        for word in words:
+            if not re.fullmatch(r"[+-][\w-]+", word):
+                raise ConfigError(f"{brief(word)}: +1 takes a device, and -3 gives one back")
+            own = [device for at, device in enumerate(known) if at not in self._back]
+            if word[0] == "-":
+                back.append(known.index(select.named(word[1:], own)))
+                continue
+            device = select.more_of(word[1:], known, os.environ)
+            if device in own:
+                raise ConfigError(f"the run has {device.label} already")
+            known += [] if device in known else [device]
+            come.append(known.index(device))
+        if len({*come, *back}) < len(words):
+            raise ConfigError("a device is named twice")
+        left = [at for at in state.usable_devices() if at not in back] + come
+        if not left:
+            raise ConfigError(
+                "the last device that takes jobs cannot be given back: `pipeline stop` ends chains, Ctrl-C the "
+                "run. Or take another one in the same request, as +1 -0"
+            )
+        new = [at for at in come if at not in self._back - self._released]
+        places = dict(enumerate(state.layout.places))
+        places |= {at: select.make_layout([known[at]], execution).places[0] for at in new}
+        if back:  # running jobs keep what they have
+            over = [job for job, one in state.jobs.items() if one.status in (*SETTLED, JobStatus.running)]
+            layout = replace(state.layout, places=tuple(places.values()))
+            reactions.check_runnable(state.plan, layout, over, read_peaks(request.store.root), left)
+        if new and request.lease is not None:
+            name, gpus = request.config.experiment.name, [known[at] for at in new]
+            request.lease.add(select.LeaseSet.acquire(gpus, experiment=name, how_to_wait=""))
+        self._devices, self._back = known, self._back.difference(come).union(back)
+        self._released.difference_update(come)
+        return replace(change, come={at: (known[at], places[at]) for at in come}, back=back)
+
+    def gave_back(self, device: int) -> None:
+        """Let other runs have a device."""
+        self._released.add(device)
+        if self.request.lease is not None:
+            self.request.lease.give_back(self._devices[device])
 
     def begin(self) -> None:
         """Write down what the run carries out from now on."""
@@ -561,6 +624,7 @@ def _prepared(before: Request, settings: Sequence[str] | None = None) -> Request
         label=before.label,
         command=command,
         on_begin=before.on_begin,
+        lease=before.lease,
         shared=before.shared,
     )
 

@@ -81,6 +81,7 @@ LATER = {
     "add": ("steer", "Add algorithms, seeds, test sets or rounds to a run, while it goes on or afterwards."),
     "clone": ("steer", "Add a chain like another one, with other settings, from the start or from a round."),
     "priority": ("steer", "Let the jobs of a chain start before or after those of others."),
+    "devices": ("steer", "Give devices of a run back to others, or let it take more, while it goes on."),
     "command": ("steer", "Print the one command that computes what a run has become."),
     "chat": ("chat", "Talk with a trained policy in the terminal."),
     "export": ("export", "Take a trained model away: a folder that works alone, with a model card."),

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 from unittest.mock import patch
@@ -17,7 +17,7 @@ from msgspec import Meta
 from pipeline import arithmetic
 from pipeline.config.schema import Backend, BudgetConfig, ExecutionConfig
 from pipeline.engine.devices import inventory
-from pipeline.engine.devices.select import Layout, make_layout, plain_layout
+from pipeline.engine.devices.select import Held, Layout, make_layout, plain_layout
 from pipeline.engine.journal import Journal, Listener
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.loop import Steering, run_plan
@@ -160,7 +160,8 @@ def make_pool(
         levels: UUID of a GPU -> its memory in use before the run. A new process waits until the memory of its
             predecessor is freed down to this level. Ignored where several workers share a GPU: in a container
             process ids are unusable, so a neighbour's memory would look like a leftover.
-        layout: Which workers each device has; one worker per device if None.
+        layout: Which workers each device has; one worker per device if None. Devices that come later are appended
+            to `devices`.
         width: Number of devices of the widest job.
     """
     inline = execution.backend is Backend.inline
@@ -177,6 +178,7 @@ def make_pool(
 
         return ray_pool(execution, devices, settings, width)
     begun: set[int] = set()
+    layout = replace(layout, begun=len(layout.places))  # devices may come later
 
     def make(index: int, reaper: Reaper) -> Worker:
         device = devices[layout.device_of(index)]
@@ -319,11 +321,12 @@ def run_jobs(
     # Memory must come back to these levels. The inline worker keeps its memory for longer; on other machines the
     # levels are read there.
     levels = inventory.read_levels(devices) if execution.backend is Backend.local else {}
+    held = Held(devices=list(devices), levels=levels, on_back=steering.gave_back if steering else lambda _: None)
     wanted = set(plan.jobs if missing is None else missing)
     layout = make_layout(devices, execution)
     pool = make_pool(
         execution,
-        devices,
+        held.devices,
         threads=threads,
         log_dir=run_dir / "workers",
         portable=portable,
@@ -348,8 +351,9 @@ def run_jobs(
                 signals=signals,
                 shared=shared,
                 steering=steering,
+                held=held,
                 budget=budget,
             )
     finally:
-        for words in inventory.wait_until_free(devices, levels, free_timeout_s(execution)):
+        for words in inventory.wait_until_free(held.devices, levels, free_timeout_s(execution)):
             log.warning("%s", words)

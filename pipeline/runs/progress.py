@@ -259,7 +259,8 @@ class LiveRun:
             work_s += left_s[job.id] * self._places[job.id]
             spent_s += max(0.0, whole_s - left_s[job.id]) * self._places[job.id]
         self.is_known = known_s >= _KNOWN * planned_s
-        workers = sum(worker.status != "quarantined" for worker in self.view.workers.values()) or self._workers
+        usable = [not worker.leaves and worker.status != "quarantined" for worker in self.view.workers.values()]
+        workers = sum(usable) or self._workers
         longest_s = max(self._plan.longest_paths(left_s).values(), default=0.0)
         self.remaining_s = max(0.0, longest_s, work_s / workers)
         if work_s > 0 and not self._warm:  # until a worker can work, if none can yet

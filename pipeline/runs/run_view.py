@@ -178,7 +178,9 @@ class WorkerView:
         pid: Id of its present process; 0 where there is none.
         job_id: The job that it runs, or "".
         lent_to: The job of another worker that has its device, or "".
-        status: ``starting``, ``idle``, ``gone`` or ``quarantined``, whether or not it has a job.
+        status: ``starting``, ``idle``, ``gone``, ``quarantined``, or ``given back`` as its device is, whether or
+            not it has a job.
+        leaves: Whether its device is given back once its job is over.
         rss_bytes: Resident memory at the last heartbeat.
         gpu: Its GPU at the last heartbeat; None without one, or without a driver that tells.
         node: The machine that it is on, where a run has several.
@@ -190,6 +192,7 @@ class WorkerView:
     job_id: str = ""
     lent_to: str = ""
     status: str = "idle"
+    leaves: bool = False
     rss_bytes: int = 0
     gpu: GpuLoad | None = None
     node: str = ""
@@ -480,7 +483,7 @@ class RunView:
             case "WorkerExited":
                 job, worker.job_id = self.jobs.get(worker.job_id), ""
                 worker.pid, worker.rss_bytes, worker.gpu = 0, 0, None
-                worker.status = "gone"
+                worker.status = "given back" if worker.leaves else "gone"
                 if job is not None and job.status == "running":
                     # Of a worker that was lost the next event says what became of its job.
                     self._stop(event, job)
@@ -488,8 +491,10 @@ class RunView:
                 source = {"worker": worker.index, "device": str(event.get("device", "")) or worker.device}
                 reason, jobs = str(event.get("reason", "")), tuple(event.get("failed_jobs") or ())
                 self.quarantined.append(Quarantine(**source, reason=reason, jobs=jobs, time=self.last))  # type: ignore[arg-type]
+            case "WorkerLeaves":
+                worker.leaves = True
             case "DeviceReleased":
-                worker.status = "idle" if worker.pid else "starting"
+                worker.status, worker.leaves = "idle" if worker.pid else "starting", False
                 self.quarantined = [aside for aside in self.quarantined if aside.worker != worker.index]
         if any(aside.worker == worker.index for aside in self.quarantined):
             worker.status = "quarantined"

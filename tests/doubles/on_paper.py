@@ -20,6 +20,7 @@ from pipeline.engine.scheduler.reactions import (
 from pipeline.engine.scheduler.ready import Needs
 from pipeline.engine.scheduler.run import (
     Effect,
+    GiveBack,
     OnDisk,
     ProcessOrder,
     Record,
@@ -214,5 +215,7 @@ def _in_words(effect: Effect) -> str:
             return f"{effect.action} {effect.worker}"
         case SetAside():
             return f"set aside {effect.key[:4]}"
+        case GiveBack():
+            return f"give back {effect.device}"
         case Say() | Tell() | ReleaseClaim():
             return ""

@@ -18,8 +18,22 @@ from pipeline.__main__ import app
 from pipeline.commands import run as run_commands
 from pipeline.commands import steer, steering
 from pipeline.commands.steering import Asked
+from pipeline.engine.devices.inventory import find_gpus
+from pipeline.engine.devices.select import LeaseSet, holders
+from pipeline.engine.journal import read_journal
 from pipeline.engine.run_folder import RunFolder
-from tests.doubles.small_runs import command, events, results, run, run_here, wait_for
+from pipeline.runs.loaded import LoadedRun
+from tests.doubles import fake_nvml
+from tests.doubles.small_runs import (
+    ROOT,
+    command,
+    events,
+    results,
+    run,
+    run_here,
+    wait_for,
+    with_reference,
+)
 
 BASE = ["algos=[PITA,DPO]", "algos.DPO.epochs=1", "rounds_of_training=2", "execution.workers=2", "device=cpu"]
 
@@ -203,6 +217,87 @@ def test_a_request_is_done_once_or_not_at_all_if_the_engine_is_killed(
     assert process.wait(300) == -signal.SIGKILL
     assert ("7" in say("command", "t", output=output)) == (moment == "answer")
     assert events(output, "RequestAnswered") == []
+
+
+def workers_of(output: Path) -> dict[int, str]:
+    return {index: worker.state for index, worker in LoadedRun(folder_of(output)).view.workers.items()}
+
+
+def folder_of(output: Path) -> RunFolder:
+    return RunFolder((output / "t" / "latest").resolve())
+
+
+def test_a_run_that_gives_devices_back_and_takes_others_has_the_bytes_of_one_that_does_not(tmp_path: Path) -> None:
+    output = tmp_path / "outputs"
+    with started(output) as process:
+        say("devices", "t", "-1", output=output)
+        for words, named in (
+            (["-0"], "last device"),
+            (["-1"], "names no device"),
+            (["+0"], "has cpu slot 0 already"),
+            (["+7"], "names no device"),
+            (["+1", "+1"], "named twice"),
+            (["3"], "+1 takes a device"),
+        ):
+            assert named in " ".join(say("devices", "t", *words, output=output, code=2).split())
+        wait_for(lambda: workers_of(output)[1] == "given back")
+        say("devices", "t", "+2", "-0", output=output)
+        wait_for(lambda: workers_of(output)[0] == "given back")
+        ask(output, verb="devices", words=["+1"])
+        ended(process)
+    assert process.returncode == 0
+    journal = list(read_journal(output / "t" / "latest" / "journal.jsonl"))
+    assert {event["worker"] for event in journal if event["event"] == "JobStarted"} >= {0, 2}
+    left = next(
+        at for at, event in enumerate(journal) if event["event"] == "WorkerExited" and event["worker"] == 1
+    )
+    back = next(at for at, event in enumerate(journal) if event["event"] == "DeviceReleased")
+    assert not [one for one in journal[left:back] if one["event"] == "JobStarted" and one["worker"] == 1]
+    told = json.loads(say("status", "t", "--json", output=output))["answers"]
+    assert [answer["text"] for answer in told if not answer["reason"]] == [
+        "devices -1",
+        "devices +2 -0",
+        "devices +1",
+    ]
+    calm = tmp_path / "calm"
+    run(calm, *BASE)
+    assert results(calm) == results(output)
+
+
+def test_a_gpu_that_is_given_back_is_free_for_others_while_the_run_goes_on(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, gate = tmp_path / "outputs", tmp_path / "gate"
+    counted = with_reference(tmp_path_factory, output)
+    fake_nvml.use(monkeypatch, tmp_path, "lost")  # GPUs 0 and 2; 1 is broken
+    monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    settings = [
+        *counted,
+        "execution.jobs_per_device=2",
+        "execution.stop_grace_s=1",
+    ]
+    words = command(output, *settings)
+    words[1:2] = [str(ROOT / "tests" / "doubles" / "fake_gpus.py"), str(gate)]
+    process: Any = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    gpus = find_gpus()
+    with process:
+        try:
+            wait_for(lambda: (output / "t" / "latest" / "journal.jsonl").exists())
+            ask(output, verb="devices", words=["-2"])
+            wait_for(lambda: len(holders(gpus)) == 1)
+            with LeaseSet.acquire(gpus[1:], experiment="other"):
+                assert "leased: 'other'" in " ".join(say("devices", "t", "+2", output=output, code=2).split())
+                assert "is broken" in say("devices", "t", "+1", output=output, code=2)
+            say("devices", "t", f"+{gpus[1].uuid}", f"-{gpus[0].uuid}", output=output)
+            wait_for(lambda: {*holders(gpus)} == {gpus[1].uuid})
+            gate.touch()
+            ended(process)
+        finally:
+            process.kill()
+    assert holders(gpus) == {}
+    assert {*events(output, "JobStarted", key="worker")} <= {"1", "3"}  # both slots of GPU 2
 
 
 def test_an_engine_that_is_gone_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,8 @@ def wanted_before(folder: Path, ticket: str, names: set[str]) -> Iterator[set[st
 
 
 POLL_S = 0.2
+BACK_S = 2.0
+"""Longest wait for the memory of a device that is given back while the run goes on, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +165,11 @@ class Holder:
 class LeaseSet:
     """Context manager for devices that this process holds until it releases them or ends."""
 
-    def __init__(self, devices: Sequence[inventory.Device], claims: Collection[Claim] = ()) -> None:
+    def __init__(
+        self, devices: Sequence[inventory.Device], claims: Mapping[inventory.Device, Claim] | None = None
+    ) -> None:
         self.devices = list(devices)
-        self._claims = claims
+        self._claims = dict(claims or {})
 
     @classmethod
     def acquire(
@@ -186,7 +190,7 @@ class LeaseSet:
             count: Number of devices to take; None for all.
             experiment: Name of the experiment, for the messages that other runs show.
             on_wait: Called once with whom it waits for.
-            how_to_wait: Words to add to a command in order to wait, for messages.
+            how_to_wait: Words to add to a command in order to wait, for messages; "" if there are none.
 
         Raises:
             DeviceError: Others hold too many of the devices. The message names the holders.
@@ -206,12 +210,11 @@ class LeaseSet:
                     earlier = wanted_before(folder, path.name if ticket else "", names)
                     is_next = not any(names & wanted for wanted in earlier)
                     if is_next and (taken := _take(folder, devices, count, holder)):
-                        return cls(list(taken), taken.values())
+                        return cls(list(taken), taken)
                     busy = _refusal(folder, devices, count)
                     if not wait:
-                        raise DeviceError(
-                            f"{busy}. Ask for fewer or for others, or wait for them with {how_to_wait}."
-                        )
+                        later = how_to_wait and f", or wait for them with {how_to_wait}"
+                        raise DeviceError(f"{busy}. Ask for fewer or for others{later}.")
                     if is_new := ticket is None:
                         ticket = claim_lease(path)
                         assert ticket is not None
@@ -225,7 +228,16 @@ class LeaseSet:
 
     def release(self) -> None:
         """Release all devices; calling it again does nothing."""
-        for claimed in self._claims:
+        for device in list(self._claims):
+            self.give_back(device)
+
+    def add(self, other: LeaseSet) -> None:
+        """Hold the devices of another set, too."""
+        self._claims |= other._claims
+
+    def give_back(self, device: inventory.Device) -> None:
+        """Release one device."""
+        if claimed := self._claims.pop(device, None):
             claimed.release()
 
     def __enter__(self) -> Self:
@@ -297,6 +309,32 @@ def _name(device: inventory.Device) -> str:
 
 def _path(folder: Path, device: inventory.Device) -> Path:
     return folder / f"{_name(device).replace('/', '_')}.lock"
+
+
+@dataclass(kw_only=True)
+class Held:
+    """The devices of a run by their index in its layout: more may come, and some may be given back.
+
+    Attributes:
+        devices: The devices, also those that were given back.
+        levels: UUID of a GPU -> its memory in use before the run; none of those that were given back.
+        on_back: Called with the index of a device once no process of the run is on it.
+    """
+
+    devices: list[inventory.Device]
+    levels: dict[str, int]
+    on_back: Callable[[int], None]
+
+    def take(self, index: int, device: inventory.Device) -> None:
+        """Add a device, or have one again."""
+        self.devices[index : index + 1] = [device]
+        self.levels |= inventory.read_levels([device])
+
+    def give_back(self, index: int) -> None:
+        """Give a device back, usually at once: the memory of ended processes is free a moment later."""
+        inventory.wait_until_free(self.devices[index : index + 1], self.levels, BACK_S)
+        self.levels.pop(self.devices[index].uuid or "", None)
+        self.on_back(index)
 
 
 # -- ranking -----------------------------------------------------------------------------------------------------
@@ -481,6 +519,44 @@ def gpus_of_ids(
     return [visible[number] for number in ids]
 
 
+def named(name: str, devices: Sequence[inventory.Device]) -> inventory.Device:
+    """Return a device by its number as runs show it, or by its UUID or the beginning of that.
+
+    Raises:
+        DeviceError: None has that name, or several have.
+    """
+    fits = [
+        device
+        for device in devices
+        if (name == str(device.index) and device.slice_index is None)
+        or (device.uuid is not None and len(name) > len("GPU-") and device.uuid.startswith(name))
+    ]
+    if len(fits) != 1:
+        there = ", ".join(device.label for device in devices) or "none"
+        raise DeviceError(f"{name[:80]!r} names {'several devices' if fits else 'no device'} of these: {there}")
+    return fits[0]
+
+
+def more_of(name: str, known: Sequence[inventory.Device], environment: Mapping[str, str]) -> inventory.Device:
+    """Return a device that a run which goes on may take; whether others hold it is not looked at.
+
+    Args:
+        name: See `named`.
+        known: Devices that the run has or had. One of these, the next CPU slot or another visible GPU is returned.
+        environment: Environment in which CUDA_VISIBLE_DEVICES is looked up.
+
+    Raises:
+        DeviceError: There is none, or it is broken.
+    """
+    if known[0].kind == "cpu":
+        return named(name, inventory.cpu_slots(len(known) + 1))
+    visible, machine = inventory.look(environment)
+    broken = {str(index): uuid for index, uuid in enumerate(machine.uuids) if uuid in machine.broken}
+    if (uuid := broken.get(name, name)) in machine.broken:
+        raise DeviceError(f"GPU {name} is broken: {machine.broken[uuid]}")
+    return named(name, visible)
+
+
 def _listed(visible: Sequence[inventory.Device], environment: Mapping[str, str]) -> str:
     if environment.get(inventory.VISIBLE) is None and all(gpu.index == at for at, gpu in enumerate(visible)):
         return f"0 to {len(visible) - 1}" if len(visible) > 1 else "0"
@@ -542,7 +618,7 @@ def planned_gpus(distributed: DistributedConfig, workers: int | None = None) -> 
 # The devices of a run as places for jobs: how many jobs each device runs at once, and how much memory they may
 # take.
 #
-#     worker = one slot of one device;  worker i is on device i modulo the number of devices
+#     worker = one slot of one device;  worker i is on device i modulo the number of devices at the beginning
 #     free   = what of a GPU's memory was free when the run began
 #     usable = what of that several jobs may take together: 0.9 x free - 1 GB, as in `learning.memory.fit`
 
@@ -579,11 +655,13 @@ class Layout:
         slots: Workers on each device.
         vouched: Whether the user asserts that this many jobs fit. Then a job of unknown need counts as an equal
             share of the memory; otherwise it has a device to itself.
+        begun: Number of devices that the run began with; 0 for all. Workers of later ones follow device by device.
     """
 
     places: tuple[Place, ...]
     slots: int = 1
     vouched: bool = True
+    begun: int = 0
 
     @property
     def workers(self) -> int:
@@ -592,7 +670,9 @@ class Layout:
 
     def device_of(self, worker: int) -> int:
         """Return the index in `places` of a worker's device."""
-        return worker % len(self.places)
+        begun = self.begun or len(self.places)
+        late = worker - begun * self.slots
+        return worker % begun if late < 0 else begun + late // self.slots
 
     def node_of(self, device: int) -> int:
         """Return the machine that a device is on."""
@@ -618,7 +698,10 @@ class Layout:
 
     def workers_of(self, device: int) -> range:
         """Return the indices of the workers on a device."""
-        return range(device, self.workers, len(self.places))
+        begun = self.begun or len(self.places)
+        if device < begun:
+            return range(device, begun * self.slots, begun)
+        return range(device * self.slots, (device + 1) * self.slots)
 
 
 def plain_layout(devices: int) -> Layout:

@@ -96,10 +96,21 @@ def restart_if_expected(run: Run, index: int) -> bool:
         return False
     run.renewed.discard(index)
     worker.ends()
-    run.process_starts(index)
+    replace_process(run, index)
     for job_id in list(run.gathering):
         send_if_gathered(run, job_id)
     return True
+
+
+def replace_process(run: Run, index: int) -> None:
+    """Note that another process starts for a worker, unless its device is given back and no job needs it."""
+    worker = run.state.workers[index]
+    if worker.away and not worker.job_id:
+        run.closing.discard(index)
+        worker.gone = True
+        run.do(ProcessOrder("close", index))
+    else:
+        run.process_starts(index)
 
 
 def renew(run: Run, worker: int) -> None:

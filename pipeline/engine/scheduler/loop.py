@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline.config.schema import Backend, Barrier, BudgetConfig, ExecutionConfig, Keep
-from pipeline.engine.devices.select import Layout, plain_layout
+from pipeline.engine.devices.inventory import Device
+from pipeline.engine.devices.select import Held, Layout, Place, plain_layout
 from pipeline.engine.journal import FOLLOWS_FROM_STORE, Event, Journal, Listener
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler import reactions
@@ -73,6 +74,7 @@ class Outside:
             what happened afterwards.
         clock: Monotonic seconds.
         shared: The store shared with other machines, if there is one.
+        held: The devices, where they may change while it runs.
     """
 
     pool: Pool
@@ -84,6 +86,7 @@ class Outside:
     broken: str = ""
     clock: Callable[[], float] = time.monotonic
     shared: SharedStore | None = None
+    held: Held | None = None
     _untold: list[Event] = field(default_factory=list)
     _must_force: bool = False
     _forced_s: float = 0.0
@@ -119,6 +122,9 @@ class Outside:
                     claim.release()
             case effects.SetAside():
                 self._set_aside(effect.key, effect.problem)
+            case effects.GiveBack():
+                assert self.held is not None
+                self.held.give_back(effect.device)
 
     def record(self, event: str, **fields: object) -> None:
         """Add an event to the journal with the next `settle`."""
@@ -228,8 +234,10 @@ class Change:
         request: Id of the request.
         text: What was asked, for people.
         by: Who asked.
-        plan: The plan to go on with; None if the request is refused.
+        plan: The plan to go on with; None if it stays.
         missing: Ids of its jobs whose outputs are needed and not there.
+        come: Devices that come, or come back, by their index in the layout.
+        back: Devices to give back, likewise.
         reason: Why the request is refused.
     """
 
@@ -238,6 +246,8 @@ class Change:
     by: str
     plan: Plan | None = None
     missing: Collection[str] = ()
+    come: Mapping[int, tuple[Device, Place]] = field(default_factory=dict)
+    back: Collection[int] = ()
     reason: str = ""
 
 
@@ -253,6 +263,9 @@ class Steering(Protocol):
         Raises:
             StoreError: It cannot be written, so the plan stays.
         """
+
+    def gave_back(self, device: int) -> None:
+        """Let other runs have a device, by its index in the layout."""
 
 
 TICK_S = 0.2
@@ -364,6 +377,12 @@ class Loop:
                 self._decide(reactions.keep_plan)
             else:
                 self._decide(reactions.change_plan, change.plan, change.missing)
+        elif change.come or change.back:
+            assert self.outside.held is not None
+            for index, (device, _) in change.come.items():
+                self.outside.held.take(index, device)
+            places = {index: place for index, (_, place) in change.come.items()}
+            self._decide(reactions.change_devices, places, change.back)
         self.change = None
         answer = {"request": change.request, "text": change.text, "by": change.by}
         self.outside.record("RequestAnswered", **answer, reason=reason, jobs=len(state.jobs))
@@ -464,7 +483,10 @@ class Loop:
             interrupted=self.signals.received if state.unsettled else None,
             halted=self.run.halted,
             is_spent=self.run.halted.startswith(effects.SPENT),
-            makespan=account(state.plan, attempts, spans, len(state.workers), self.start_s, state.layout.slots),
+            # No bound is known for devices that changed.
+            makespan=None
+            if state.layout.begun
+            else account(state.plan, attempts, spans, len(state.workers), self.start_s, state.layout.slots),
             peaks_mb=state.needs.seen,
         )
 
@@ -498,6 +520,7 @@ def run_plan(
     signals: StopSignals | None = None,
     shared: SharedStore | None = None,
     steering: Steering | None = None,
+    held: Held | None = None,
     budget: BudgetConfig | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
@@ -518,7 +541,8 @@ def run_plan(
         signals: Signal handling of the caller, who keeps it before and after the jobs; a signal received already
             ends the run.
         shared: The store shared with other machines, if there is one.
-        steering: Changes the plan while it is carried out.
+        steering: Changes the plan, and the devices, while it is carried out.
+        held: The devices; None if they stay.
         budget: What the run may spend; None for no limit.
         clock: Monotonic seconds.
 
@@ -537,6 +561,7 @@ def run_plan(
         listener=listener or Listener(),
         clock=clock,
         shared=shared,
+        held=held,
     )
     layout = layout or plain_layout(pool.size)
     reactions.check_runnable(plan, layout, stored, peaks)

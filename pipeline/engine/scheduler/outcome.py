@@ -205,7 +205,7 @@ class Outcome:
         interrupted: ``SIGINT``, ``SIGTERM``, ``SIGHUP`` or ``SIGUSR2`` if that ended the run.
         halted: Why the run ended before its plan, for example a full disk, or "".
         is_spent: Whether that is its budget.
-        makespan: The account of device time, or None if no attempt succeeded.
+        makespan: The account of device time; None if no attempt succeeded, or the devices changed.
         peaks_mb: Highest measured peaks of device memory, by `Job.memory_kind`.
     """
 

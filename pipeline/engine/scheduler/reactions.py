@@ -8,11 +8,11 @@ from itertools import islice, takewhile
 from msgspec.structs import asdict
 
 from pipeline.config.schema import Backend
-from pipeline.engine.devices.select import Layout
+from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.scheduler import dispatch, recovery
 from pipeline.engine.scheduler.policy import Reserve, Start
 from pipeline.engine.scheduler.ready import Kind, Needs, kind_of
-from pipeline.engine.scheduler.run import Failure, OnDisk, ProcessOrder, ReleaseClaim, Run
+from pipeline.engine.scheduler.run import Failure, GiveBack, OnDisk, ProcessOrder, ReleaseClaim, Run
 from pipeline.engine.scheduler.state import THERE, RunState, WorkerPhase
 from pipeline.engine.workers import messages
 from pipeline.errors import PlanError
@@ -58,6 +58,7 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
         case messages.WorkerExited():
             _handle_exit(run, index, message)
         case messages.WorkerUnusable():
+            run.state.workers[index].gone = True
             recovery.drop_worker(run, index, message.reason)
         case messages.WorkerUnreadable():
             _distrust(run, index, message.reason)
@@ -95,6 +96,8 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
             dispatch.give_back(run, index)  # it gets no further job
             dispatch.renew_idle(run, [index])
             dispatch.renew_places(run, workers[1:] and workers, but=(index,))
+    if run.leaving:
+        _leave(run)
 
 
 def kill_hanging(run: Run) -> None:
@@ -136,6 +139,55 @@ def change_plan(run: Run, plan: Plan, missing: Collection[str]) -> None:
         run.record("JobBlocked", job=job_id, root_cause=run.state.jobs[job_id].root_cause)
 
 
+def change_devices(run: Run, come: Mapping[int, Place], back: Collection[int]) -> None:
+    """Go on with other devices.
+
+    Args:
+        run: State of the run.
+        come: Devices that come, or come back, by their index in the layout; new ones follow those that there are.
+        back: Devices to give back: each is left once the jobs that it has are over.
+    """
+    state, places = run.state, dict(enumerate(run.state.layout.places)) | dict(come)
+    before, begun = len(state.workers), state.layout.begun or len(state.layout.places)
+    state.adopt_layout(replace(state.layout, places=tuple(places.values()), begun=begun))
+    for device in come:
+        run.leaving.discard(device)
+        state.blame.finished(device)
+        for index in state.layout.workers_of(device):
+            run.dropped.pop(index, None)
+            state.quarantine(index, quarantined=False)
+            state.leave(index, away=False)
+            if state.workers[index].gone:
+                run.process_starts(index)
+            elif index in run.closing:
+                run.renewed.add(index)
+            run.closing.discard(index)
+            if index < before:
+                run.record("DeviceReleased", worker=index)
+            run.do(ProcessOrder("open", index))
+    for device in back:
+        run.leaving.add(device)
+        for index in state.layout.workers_of(device):
+            state.leave(index)
+            run.record("WorkerLeaves", worker=index)
+    _leave(run)
+
+
+def _leave(run: Run) -> None:
+    """End processes without a job on devices that are to be given back; give back those without processes."""
+    for device in sorted(run.leaving) if not run.stopping else ():
+        workers = [run.state.workers[index] for index in run.state.layout.workers_of(device)]
+        for worker in workers:
+            if not (worker.job_id or worker.ahead or worker.gone or worker.index in run.closing):
+                run.closing.add(worker.index)
+                worker.ends()
+                run.do(ProcessOrder("close", worker.index))
+        if all(worker.gone for worker in workers):
+            run.leaving.remove(device)
+            run.say(f"{run.state.layout.places[device].label} is given back", logging.INFO)
+            run.do(GiveBack(device))
+
+
 def _distrust(run: Run, index: int, reason: str) -> None:
     """Handle an impossible message of a worker: its attempt fails, and nothing else."""
     run.say(f"worker {index}: {reason}; killing it")
@@ -154,7 +206,8 @@ def _handle_ready(run: Run, index: int, message: messages.WorkerReady) -> None:
     if message.node:
         device += f" on {message.node}"
     if layout.slots > 1:
-        device += f", place {index // len(layout.places) + 1} of {layout.slots}"
+        place = layout.workers_of(layout.device_of(index)).index(index) + 1
+        device += f", place {place} of {layout.slots}"
     run.present[index].ready_s = run.now_s
     run.state.worker_ready(index, device, message.visible)
     run.say(f"worker {index}: {device}, pid {message.pid}", logging.INFO)
@@ -196,7 +249,7 @@ def _handle_exit(run: Run, index: int, message: messages.WorkerExited) -> None:
         _handle_lost_attempt(run, job_id, index, failure, elsewhere=message.elsewhere)
     elif before.phase is WorkerPhase.idle:
         run.say(f"worker {index} was lost ({message.said})")
-    run.process_starts(index)
+    dispatch.replace_process(run, index)
     dispatch.renew_places(run, workers[1:] and workers, but=(index,))
 
 
@@ -359,7 +412,11 @@ def too_wide(state: RunState) -> list[str]:
 
 
 def check_runnable(
-    plan: Plan, layout: Layout, stored: Collection[str] = (), peaks: Mapping[str, int] | None = None
+    plan: Plan,
+    layout: Layout,
+    stored: Collection[str] = (),
+    peaks: Mapping[str, int] | None = None,
+    devices: Sequence[int] | None = None,
 ) -> None:
     """Check that this engine can carry out a plan.
 
@@ -368,11 +425,13 @@ def check_runnable(
         layout: The devices.
         stored: Ids of the jobs that need not run.
         peaks: Device memory of jobs in earlier runs, by `Job.memory_kind`.
+        devices: Those of the layout that take jobs; None for all.
 
     Raises:
         PlanError: A job needs more devices than there are, or larger ones, or its id cannot name a folder.
     """
-    needs, devices = Needs(layout, peaks), range(len(layout.places))
+    needs = Needs(layout, peaks)
+    devices = range(len(layout.places)) if devices is None else devices
     fit: set[Kind] = set()
     for job in plan.jobs.values():
         if job.id not in stored and (kind := kind_of(job)) not in fit:
@@ -494,7 +553,8 @@ def orders_ahead(run: Run) -> list[Start]:
     starts: list[Start] = []
     for worker in state.workers:
         room = depth - len(worker.ahead)
-        if 2 * room < depth or worker.phase is not WorkerPhase.running or worker.index in run.doomed:
+        is_free = worker.phase is WorkerPhase.running and not worker.away
+        if 2 * room < depth or not is_free or worker.index in run.doomed:
             continue
         if is_short(worker.job_id):
             starts += (Start(name, worker.index, ahead=True) for name in islice(names, room))

@@ -228,11 +228,16 @@ class Needs:
             measured: `Job.memory_kind` -> peak of earlier runs in MiB.
         """
         self.seen: dict[str, int] = {}
-        self._layout = layout
         self._peaks = dict(measured or {})
         self._raised: dict[str, int] = {}
         self._outgrown: dict[str, int] = {}
         self.changes = 0
+        self.adopt(layout)
+
+    def adopt(self, layout: Layout) -> None:
+        """Go on with other devices."""
+        self._layout = layout
+        self.changes += 1
         self._most = max((place.free_mb or 0 for place in layout.places), default=0)
         self._least = min((place.free_mb for place in layout.places if place.free_mb is not None), default=None)
 

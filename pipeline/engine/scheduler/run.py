@@ -187,7 +187,7 @@ class Send(Struct, frozen=True):
 class ProcessOrder(Struct, frozen=True):
     """Call the method of `Pool` with this name for the process of a worker."""
 
-    action: Literal["restart", "dismiss", "abort", "stop_job"]
+    action: Literal["restart", "dismiss", "abort", "stop_job", "open", "close"]
     worker: int
 
 
@@ -197,6 +197,12 @@ class ReleaseClaim(Struct, frozen=True):
     job_id: str
 
 
+class GiveBack(Struct, frozen=True):
+    """Let other runs have a device on which this run has no process any more."""
+
+    device: int
+
+
 class SetAside(Struct, frozen=True):
     """Move a damaged output out of the way, and keep it for inspection."""
 
@@ -204,7 +210,7 @@ class SetAside(Struct, frozen=True):
     problem: str
 
 
-Effect = Record | Tell | Say | Send | ProcessOrder | ReleaseClaim | SetAside
+Effect = Record | Tell | Say | Send | ProcessOrder | ReleaseClaim | GiveBack | SetAside
 
 
 class OnDisk(Struct, frozen=True, kw_only=True):
@@ -251,6 +257,8 @@ class Run:
             machine.
         told_late: Workers and jobs of late messages, each reported once.
         asked: Workers that are to end their job, which leaves the plan, and then their process.
+        leaving: Devices that are given back once no process of the run is on them.
+        closing: Workers on them whose processes were asked to end.
         told_waiting: Jobs that were reported as being computed by another run.
         stopping: Whether workers are being ended.
         halted: Why no further job could succeed, or "".
@@ -282,6 +290,8 @@ class Run:
     excused: Counter[str] = field(default_factory=Counter)
     told_late: set[tuple[int, str]] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
+    leaving: set[int] = field(default_factory=set)
+    closing: set[int] = field(default_factory=set)
     told_waiting: set[str] = field(default_factory=set)
     stopping: bool = False
     halted: str = ""

@@ -109,6 +109,7 @@ class WorkerState:
         index: Number of the worker.
         device: Its device in words.
         quarantined: Whether it gets no more jobs.
+        away: Whether its device is given back: it begins no more jobs, and has no process afterwards.
         gone: Whether its process has ended and no other was started.
         job_id: The job that it runs, or to which its device is lent; else "".
         lent: Whether the job uses only its device, and runs in another worker.
@@ -125,6 +126,7 @@ class WorkerState:
     index: int
     device: str = ""
     quarantined: bool = False
+    away: bool = False
     gone: bool = False
     job_id: str = ""
     lent: bool = False
@@ -156,7 +158,7 @@ class WorkerState:
         An assigned job stays.
         """
         made = WorkerState(self.index, device, quarantined=self.quarantined, up=True, fresh=True, visible=visible)
-        return replace(made, job_id=self.job_id, lent=self.lent)
+        return replace(made, job_id=self.job_id, lent=self.lent, away=self.away)
 
     def ends(self) -> None:
         """Note that its process is ended on purpose; a job that is assigned to it, or uses its device, stays."""
@@ -165,7 +167,7 @@ class WorkerState:
 
     def lost(self) -> WorkerState:
         """Return the state after its process has ended, with everything in it gone."""
-        return WorkerState(self.index, self.device, quarantined=self.quarantined, gone=True)
+        return WorkerState(self.index, self.device, quarantined=self.quarantined, away=self.away, gone=True)
 
     def take(self, job_id: str, *, lent: bool) -> None:
         """Give it a job, or lend its device to one."""
@@ -379,6 +381,21 @@ class RunState:
     def quarantine(self, index: int, *, quarantined: bool = True) -> None:
         """Quarantine a worker, or release it."""
         self.workers[index].quarantined = quarantined
+        self._places_changed(index)
+
+    def leave(self, index: int, *, away: bool = True) -> None:
+        """Let a worker begin no more jobs because its device is given back, or let it begin jobs again."""
+        self.workers[index].away = away
+        self._places_changed(index)
+
+    def adopt_layout(self, layout: Layout) -> None:
+        """Go on with other devices; workers of new ones have no process yet."""
+        self.layout = layout
+        self.needs.adopt(layout)
+        new = range(len(self.workers), layout.workers)
+        self.workers += [WorkerState(index, away=True, gone=True) for index in new]
+
+    def _places_changed(self, index: int) -> None:
         self._candidates.add(index)
         self._usable = None
         self._fitting.clear()
@@ -403,8 +420,8 @@ class RunState:
         return self.layout.slots == 1 and self.needs.fit_everywhere(self._kinds)
 
     def usable_workers(self) -> list[int]:
-        """Return the workers that are not quarantined."""
-        return [worker.index for worker in self.workers if not worker.quarantined]
+        """Return the workers that may begin jobs."""
+        return [worker.index for worker in self.workers if not (worker.quarantined or worker.away)]
 
     def usable_devices(self) -> list[int]:
         """Return the devices with a usable worker."""
@@ -443,7 +460,7 @@ class RunState:
     def idle_workers(self) -> list[WorkerState]:
         """Return the workers that could take a job, in order of index."""
         workers = [self.workers[index] for index in sorted(self._candidates)]
-        idle = [worker for worker in workers if worker.phase is WorkerPhase.idle]
+        idle = [worker for worker in workers if worker.phase is WorkerPhase.idle and not worker.away]
         if len(idle) < len(workers):
             self._candidates = {worker.index for worker in idle}
         return idle

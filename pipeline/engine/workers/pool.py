@@ -137,7 +137,7 @@ Hear = Callable[[int, messages.FromWorker], None]
 
 
 class Pool:
-    """A fixed number of workers.
+    """A number of workers.
 
     Attributes:
         size: Number of workers.
@@ -215,6 +215,29 @@ class Pool:
         """End a worker that sent an impossible message; it is replaced as if it had died."""
         self._slots[index].dismissed = True
         self._slots[index].worker.kill()
+
+    def open(self, index: int) -> None:
+        """Start a worker in a new slot, which follows the last one, or let a closed slot have workers again.
+
+        Raises:
+            WorkerError: A process cannot be started at all.
+        """
+        assert self._reaper is not None
+        if is_new := index == len(self._slots):
+            self._slots.append(Slot(self._make(index, self._reaper)))
+            self.size = len(self._slots)
+        slot = self._slots[index]
+        slot.closed, slot.failed_starts = False, 0
+        if not slot.alive:
+            if not is_new:
+                slot.worker = self._make(index, self._reaper)
+            self._begin(slot)
+
+    def close(self, index: int) -> None:
+        """End the worker of a slot as `stop_job` does, and do not replace it."""
+        self._slots[index].closed = True
+        if self._slots[index].alive:
+            self.stop_job(index)
 
     def stop_job(self, index: int) -> None:
         """Ask a worker to let its job finish or save a checkpoint, and to exit; after a while it is killed.
