@@ -239,8 +239,9 @@ def conf_dir() -> Path:
 
 
 def choices_of(group: str) -> list[str]:
-    """Names of the files that ship of a group."""
-    return [file.stem for file in (conf_dir() / group).glob("*.yaml")]
+    """Names of the files that ship of a group, those in a folder of it as ``folder/name``."""
+    folder = conf_dir() / group
+    return [file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml")]
 
 
 @dataclass(frozen=True)

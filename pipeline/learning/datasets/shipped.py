@@ -448,6 +448,7 @@ class StarGraph(Dataset):
     graph is ever in two splits, however its edges are shuffled.
     """
 
+    version: ClassVar[int] = 2
     config_class: ClassVar[type[DatasetConfig]] = StarGraphConfig
     bos_token: ClassVar[str] = "<bos>"  # noqa: S105 - a token of text
     symbol_pattern: ClassVar[str] = r"\d+|."
@@ -470,9 +471,10 @@ class StarGraph(Dataset):
         }
 
     def row(self, row_id: int) -> Row:
-        """Return a row with prompt ``12,3|12,40|.../12,7=`` and column ``solution``, the path to the goal."""
+        """Return a row with prompt ``12,3|12,40|.../12,7=``; ``solution`` and completion are its right path."""
         graph = self.draw(row_id)
-        return Row(row_id, graph.prompt, {"solution": graph.path(graph.goal)})
+        path = graph.path(graph.goal)
+        return Row(row_id, graph.prompt, {"solution": path}, completion=path)
 
     def demonstration(self, row_id: int, draw: float) -> tuple[str, str]:
         """Return the right path, or with probability `random_arm` the path of a random arm."""

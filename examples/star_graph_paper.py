@@ -1,0 +1,173 @@
+"""The recipes of Q#'s code for star graphs (arXiv 2502.20548); docs/papers.md says what they give.
+
+    python run_parallel.py experiment=paper/star_graph_cpu experiment.name=stars
+
+Methods learn from pairs: the right path, and the first wrong one that the reference draws. A prompt for which
+`TRIES` draws are all right has no pair, as in that code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pipeline import DPO, AlgoConfig, Dataset, JobContext, QSharp, QSharpConfig, number
+from pipeline.toolbox import REINFORCEpp, REINFORCEppConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pipeline.toolbox import Drawn, Offset, Samples, TextPolicy, ValueModel
+
+TRIES = 1000
+PAIRS = {"pairs": "gold against wrong", "tries": TRIES, "version": 1}
+"""What decides the pairs, so that methods share them; raise the version when their code changes."""
+
+
+def gold_against_wrong(ctx: JobContext, dataset: Dataset, reference: TextPolicy) -> Drawn:
+    """Return a group of two for each prompt of a shard: its right path, and a wrong one of the reference."""
+    import numpy as np
+
+    from pipeline import toolbox
+
+    rows, tokenizer = toolbox.round_rows(ctx, dataset), toolbox.reference_model(ctx)[1]
+    prompts = toolbox.encode(ctx, reference, rows)
+    gold = tokenizer([str(row.columns["solution"]) for row in rows], add_special_tokens=False).input_ids
+    ids, wrong, generated, left = toolbox.row_ids(rows), {}, 0, np.arange(len(rows))
+    for attempt in range(TRIES):
+        keys = toolbox.sample_keys(ctx.seed, f"{ctx.round}/wrong/{attempt}", ids[left], 1)
+        drawn = reference.complete([prompts[at] for at in left], keys).tokens
+        generated += sum(map(len, drawn))
+        wrong |= {int(at): tokens for at, tokens in zip(left, drawn, strict=True) if tokens != gold[at]}
+        left = np.array([at for at in left if int(at) not in wrong], np.int64)
+        ctx.progress(len(wrong), total=len(rows), tokens=generated)
+        if not len(left):
+            break
+    both, tokens = [at for at in sorted(wrong) for _ in range(2)], []
+    for at in sorted(wrong):
+        tokens += [gold[at], wrong[at]]
+    return toolbox.Drawn(
+        size=2,
+        prompts=[prompts[at] for at in both],
+        tokens=tokens,
+        texts=reference.text(tokens, [rows[at] for at in both]),
+        ids=ids[sorted(wrong)],
+        cuts=np.zeros(len(wrong), np.int64),
+        truncated=np.array([*map(reference.truncated, tokens)], np.bool_),
+        generated=generated,
+    )
+
+
+class Tilt(Enum):
+    """What the code adds to a candidate's log-probability, of its probability p to be right."""
+
+    qsharp = "qsharp"  # log(1 - p + p exp(1 / eta))
+    cd = "cd"  # log(p / eta), so log p: FUDGE, whatever eta
+    pita = "pita"  # of PITA's code: log of the odds, clamped to 0.01 and 0.99, over eta
+
+
+@dataclass(kw_only=True)
+class PaperValueConfig(QSharpConfig):
+    """Settings of QSharp, and which of the codes' tilts is used."""
+
+    tilt: Tilt = Tilt.qsharp
+
+
+class PaperValue(QSharp):
+    """A value model fitted to gold and wrong paths, whole and without roll-in; all three tilts read this one."""
+
+    name: ClassVar[str] = "PaperValue"
+    config_class: ClassVar[type[AlgoConfig]] = PaperValueConfig
+
+    @classmethod
+    def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any]:
+        """Return what decides the pairs."""
+        return PAIRS
+
+    def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
+        """Return the pairs; `label` gives 1 to the right path and 0 to the wrong one, by the reward."""
+        return gold_against_wrong(ctx, dataset, reference)
+
+    def offset(self, algo: AlgoConfig) -> Offset:
+        """Return the function for a tilt."""
+        from torch.nn.functional import logsigmoid
+
+        assert isinstance(algo, PaperValueConfig)
+        if algo.tilt is Tilt.cd:
+            return logsigmoid
+        if algo.tilt is Tilt.pita:
+            return lambda z: z.exp().clamp(0.01, 0.99).log() / algo.eta
+        return super().offset(algo)
+
+    def _start(self, ctx: JobContext) -> ValueModel:
+        """Begin where the reference's training began, not with the reference.
+
+        For a model of kind hf that is its `value_path`, for one that the run trains its random weights.
+        """
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from pipeline import toolbox
+        from pipeline.learning.models.value import value_model_from
+
+        if not ctx.config.model.is_trained:
+            return super()._start(ctx)
+        algo, (trained, _) = ctx.settings(PaperValueConfig), toolbox.reference_model(ctx)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(ctx.config.model.references[0] or 0)
+            untrained = AutoModelForCausalLM.from_config(trained.config)
+        model = value_model_from(untrained, algo.head, self.atoms(algo))
+        model.to(ctx.device)
+        return model.requires_grad_(True)
+
+
+class PaperDPO(DPO):
+    """DPO on the same pairs; with `sft_weight` it is RPO."""
+
+    name: ClassVar[str] = "PaperDPO"
+
+    @classmethod
+    def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any]:
+        """Return what decides the pairs."""
+        return PAIRS
+
+    def generate(self, ctx: JobContext) -> None:
+        """Return the pairs; `keep` prefers the right path, by the reward."""
+        from pipeline import toolbox
+
+        dataset = toolbox.open_dataset(ctx)
+        gold_against_wrong(ctx, dataset, toolbox.reference_policy(ctx, dataset)).save(ctx.out)
+
+
+@dataclass(kw_only=True)
+class PaperREINFORCEConfig(REINFORCEppConfig):
+    """Settings of REINFORCE++, and how long it trains."""
+
+    passes: int = number(10, at_least=1, at_most=10_000)
+    """As many graphs as in this number of passes over a round's; each is a new one."""
+
+
+class PaperREINFORCE(REINFORCEpp):
+    """REINFORCE on greedy completions, each reward measured against the mean of its batch, without a KL term."""
+
+    name: ClassVar[str] = "PaperREINFORCE"
+    config_class: ClassVar[type[AlgoConfig]] = PaperREINFORCEConfig
+
+    def train(self, ctx: JobContext) -> None:
+        """Train on the likeliest completions (`top_k=1` of the code): a tiny nucleus has one token."""
+        config, passes = copy(ctx.config), ctx.settings(PaperREINFORCEConfig).passes
+        count = config.data_collection.prompts_per_round * passes
+        config.generation = replace(config.generation, top_p=1e-9)
+        config.data_collection = replace(config.data_collection, prompts_per_round=count)
+        config.dataset = replace(config.dataset, train_size=count)  # type: ignore[call-arg]
+        super().train(replace(ctx, config=config))
+
+    def advantages(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
+        """Return each reward minus the mean of the batch."""
+        import numpy as np
+
+        return np.nan_to_num(samples.rewards - np.nanmean(samples.rewards)).astype(np.float32)
