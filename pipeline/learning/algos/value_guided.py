@@ -53,7 +53,8 @@ class ValueAlgoConfig(AlgoConfig):
     """Tokens to which the reference gives less than this probability are no candidates."""
     others: Others = Others.kept
     """Treatment of tokens that are no candidates: `kept` leaves each its probability under the reference,
-    `offset_zero` is the rule of the papers' code for maths, `dropped` never draws one. See docs/guidance.md."""
+    `offset_zero` is the rule of the papers' code for maths with one atom, `dropped` never draws one. See
+    docs/guidance.md."""
     aggregate: bool = True
     """Train on the data of all rounds so far instead of this round only."""
     warm_start: bool = True
