@@ -111,18 +111,13 @@ class PaperValue(QSharp):
         import torch
         from transformers import AutoModelForCausalLM
 
-        from pipeline import toolbox
-        from pipeline.learning.models.value import value_model_from
-
-        if not ctx.config.model.is_trained:
-            return super()._start(ctx)
-        algo, (trained, _) = ctx.settings(PaperValueConfig), toolbox.reference_model(ctx)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(ctx.config.model.references[0] or 0)
-            untrained = AutoModelForCausalLM.from_config(trained.config)
-        model = value_model_from(untrained, algo.head, self.atoms(algo))
-        model.to(ctx.device)
-        return model.requires_grad_(True)
+        model = super()._start(ctx)
+        if ctx.config.model.is_trained:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(ctx.config.model.references[0] or 0)
+                untrained = AutoModelForCausalLM.from_config(model.backbone.config)
+            model.backbone.load_state_dict(untrained.base_model.state_dict())
+        return model
 
 
 class PaperDPO(DPO):
