@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import ClassVar
@@ -22,6 +22,7 @@ from pipeline.config.schema import LARGEST_RATE, SMALLEST_DIVISOR, AlgoConfig, A
 from pipeline.files import json_text
 from pipeline.learning.algos import base, parts, post_training
 from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage, timed
+from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.rewards.preference import FIRST, SECOND, UNDECIDED, PreferenceRule
 from pipeline.outputs.formats import GUIDANCE, SWEEP_SPLIT, TRAINING, GuidanceSettings, Tally, is_key
@@ -59,6 +60,8 @@ class ValueAlgoConfig(AlgoConfig):
     """Train on the data of all rounds so far instead of this round only."""
     warm_start: bool = True
     """Continue from the value model of the previous round."""
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    """Train adapters and the head instead of all weights of the value model; merged when stored."""
     held_out: float = number(0.1, at_least=0, below=1, hint=" (0 trains on all)")
     """Fraction of prompts on which the value model is never trained. Its quality on them is in `training.json`,
     and a note is printed if it is no better than the base rate. 0 trains on all."""
@@ -165,15 +168,18 @@ class ValueGuidedAlgorithms(Algorithm):
         apart = parts.value.held_out(collected.prompts, ctx.seed, algo.held_out)
         data = collected.some(~apart)
         model = self._start(ctx)
+        merge = parts.lora.add_adapters(model.backbone, algo.lora, seed=ctx.seed * 1000 + ctx.round)
         fitting = replace(
             post_training.fitting_of(ctx, "value", algo.batch_size, algo.epochs, algo.learning_rate),
             head_learning_rate=algo.head_learning_rate,
         )
         losses = parts.value.fit_value(model, data, fitting, rate=self.rate(algo))
         calibration = parts.value.calibrate(model, collected.some(apart), fitting, rate=self.rate(algo))
-        parts.save_model(model, ctx.out, ctx.ranks)
+        ctx.ranks.gather(model)
         if not ctx.ranks.is_first:
             return
+        merge()
+        parts.save_model(model, ctx.out)
         parts.load.save_tokenizer(parts.opening.reference_tokenizer(ctx), ctx.out)
         about = {
             "tokens_generated": base.tokens_generated(ctx),

@@ -19,11 +19,12 @@ from pipeline.learning.models import kinds, load
 from pipeline.learning.training.scoring import inner_model
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from peft import LoraConfig, PeftModel
 
     from pipeline.learning.algos.policy_config import LoraSettings
 
 
+_NAME = "default"
 _BELOW = ".base_layer"
 """Name of the original layer below its adapter in peft."""
 
@@ -41,27 +42,58 @@ def with_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> 
     """
     if settings.rank == 0:
         return model
-    from peft import LoraConfig, get_peft_model  # slow to import, and few jobs need it
+    from peft import get_peft_model  # slow to import, and few jobs need it
 
-    from pipeline.learning.models.adapters import quietly
+    with _adding(settings, seed):
+        adapted = get_peft_model(model, _config_of(model, settings, task_type="CAUSAL_LM"))
+    _check_apart(adapted, settings)
+    return adapted
 
-    config = LoraConfig(
+
+def add_adapters(backbone: PreTrainedModel, settings: LoraSettings, seed: int) -> Callable[[], object]:
+    """Freeze the backbone of a value model and add trainable adapters inside; nothing without a rank.
+
+    Returns:
+        Merges the adapters into the weights, in place.
+
+    Raises:
+        ConfigError: The backbone has no layers of the names given.
+    """
+    if settings.rank == 0:
+        return lambda: None
+    from peft import LoraModel
+
+    with _adding(settings, seed):
+        adapted = LoraModel(backbone, {_NAME: _config_of(backbone, settings)}, _NAME)
+    _check_apart(backbone, settings)
+    return adapted.merge_and_unload
+
+
+def _config_of(model: PreTrainedModel, settings: LoraSettings, **more: Any) -> LoraConfig:
+    from peft import LoraConfig
+
+    return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=0.0,
         target_modules=settings.target_modules or "all-linear",
         exclude_modules=_beside_text(model) if settings.target_modules else unfit_layers(model),
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        task_type="CAUSAL_LM",
+        **more,
     )
+
+
+@contextmanager
+def _adding(settings: LoraSettings, seed: int) -> Iterator[None]:
+    """Initialise adapters by a seed, and report layers that the model does not have."""
+    from pipeline.learning.models.adapters import quietly
+
     with quietly():
         torch.manual_seed(seed)
         try:
-            adapted = get_peft_model(model, config)
+            yield
         except ValueError as error:
             raise ConfigError(f"lora.target_modules={settings.target_modules}: {error}") from error
-    _check_apart(adapted, settings)
-    return adapted
 
 
 @torch.no_grad()
@@ -95,7 +127,7 @@ def without_adapters(model: PreTrainedModel | PeftModel) -> Iterator[None]:
         model.train(training)
 
 
-def _check_apart(adapted: PeftModel, settings: LoraSettings) -> None:
+def _check_apart(adapted: nn.Module, settings: LoraSettings) -> None:
     """Refuse layers that share weights with others: an adapter of one would also change the others.
 
     Raises:

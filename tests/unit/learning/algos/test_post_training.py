@@ -193,3 +193,22 @@ def test_an_anchor_below_adapters_is_not_loaded_again_and_gives_the_same_bytes(
             assert {path.name: path.read_bytes() for path in one.rglob("*.*") if path.is_file()} == {
                 path.name: path.read_bytes() for path in other.rglob("*.*") if path.is_file()
             }
+
+
+def test_a_value_model_with_adapters_is_stored_whole_and_leaves_other_layers_as_they_were(tmp_path: Path) -> None:
+    few = ("evaluation.num_prompts=2", "data_collection.prompts_per_round=12", "models.tiny.steps=2")
+    adapters = ("algos.QSharp.lora.rank=2", "algos.QSharp.lora.target_modules=[c_fc]", "algos.QSharp.batch_size=4")
+    enabled = (each for each in SETTINGS[5:] if "QSharp.enabled" not in each)
+    found = Chains(tmp_path, *enabled, "algos=[QSharp]", *adapters, *few)
+    (base,) = (found.root / job.key for job in found.plan.jobs.values() if job.id.endswith("reference/train"))
+    before = dict(load.load_policy(base, SystemConfig(), "cpu").base_model.named_parameters())
+    for each in (1, 2):
+        (folder,) = found.folders("QSharp", each, "train")
+        model = load.load_value(folder, SystemConfig(), "cpu")
+        after = dict(model.backbone.named_parameters())
+        assert before.keys() == after.keys()
+        changed = {name for name, weight in after.items() if not weight.equal(before[name])}
+        assert changed == {name for name in after if name.endswith("c_fc.weight")}
+        moved = next(after[name] - before[name] for name in sorted(changed))
+        assert int(np.linalg.matrix_rank(moved.numpy(), tol=1e-6)) <= 2 * each
+        assert float(model.head.weight.abs().max()) > 0
