@@ -85,6 +85,11 @@ LATER = {
     "command": ("steer", "Print the one command that computes what a run has become."),
     "chat": ("chat", "Talk with a trained policy in the terminal."),
     "export": ("export", "Take a trained model away: a folder that works alone, with a model card."),
+    "bundle": ("bundle", "Write a run as one file that others can check, without weights."),
+    "verify": (
+        "bundle",
+        "Check bundles: every number of their tables, and a share of their jobs by running again.",
+    ),
     "store": ("store", "Check the store of finished outputs, measure it, clean it up."),
     "gpus": ("gpus", "Show the GPUs of this machine; `gpus fit` says how a model can be trained on them."),
     "sweep": ("sweep", "Search settings with many trials, and look at them."),

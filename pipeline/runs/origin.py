@@ -195,9 +195,14 @@ def collect_makers(store: Store, jobs: Iterable[Job]) -> list[Maker]:
             description = read_manifest(key, store.path(key))["about"]
         except (NotAnOutputError, KeyError):
             continue  # not made yet, or reported elsewhere
-        named: dict[str, Any] = {name: _maker_field(description, name) for name in _NAMES}
-        outputs[Maker(**named)] += 1
+        outputs[maker_of(description)] += 1
     return sorted(replace(maker, outputs=count) for maker, count in outputs.items())
+
+
+def maker_of(description: object) -> Maker:
+    """Return the versions and arithmetic that a manifest tells under ``about``."""
+    named: dict[str, Any] = {name: _maker_field(description, name) for name in _NAMES}
+    return Maker(**named)
 
 
 def several_makers(makers: Sequence[Maker]) -> list[str]:

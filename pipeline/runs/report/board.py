@@ -1,0 +1,163 @@
+"""Write one page for many bundles: a leaderboard without scripts that ranks only like things together."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from pipeline.config.tables import is_mean
+from pipeline.learning.algos.base import REFERENCE
+from pipeline.plan.recorded import RecordedPlan
+from pipeline.runs.bundle import Source
+from pipeline.runs.record import PRIMARY_METRICS, PooledRow, Results, by_method
+from pipeline.runs.report.format import decimal, interval
+from pipeline.terminal.streams import on_one_line
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
+table { border-collapse: collapse; width: 100%; margin-bottom: 2rem; }
+th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #8884; vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+code { overflow-wrap: anywhere; }
+.wrong { color: #c00; font-weight: 600; }
+:root { color-scheme: light dark; }
+"""
+_HEADINGS = ("", "method", "metric", "value", "interval", "vs reference", "KL/seq", "rounds", "seeds", "prompts")
+_SAME = ("dataset", "model", "evaluation", "generation")
+"""Sections of the configuration that make two evaluations alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A checked bundle.
+
+    Attributes:
+        name: Name of its file.
+        digest: SHA-256 sum of the file.
+        source: How the run was made.
+        results: Its recorded results.
+        plan: Its jobs.
+        verified: What was checked, in words.
+        is_sound: Whether nothing speaks against it.
+    """
+
+    name: str
+    digest: str
+    source: Source
+    results: Results
+    plan: RecordedPlan
+    verified: str
+    is_sound: bool
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    entry: Entry
+    row: PooledRow
+    kl: PooledRow | None
+
+
+def board_page(entries: Sequence[Entry]) -> str:
+    """Return the page: a table for each dataset, model and protocol of evaluation, the best method first."""
+    groups: dict[tuple[str, str, str], list[_Ranked]] = {}
+    for entry in entries:
+        for (dataset, model), methods in by_method(entry.results.pooled).items():
+            if is_mean(dataset):
+                continue
+            alike = _protocol(entry, dataset, model)
+            for rounds in methods.values():
+                cell = rounds[max(rounds)]
+                metric = next((name for name in PRIMARY_METRICS if name in cell), None)
+                if metric is not None:
+                    ranked = _Ranked(entry, cell[metric], cell.get("kl_per_sequence"))
+                    groups.setdefault((dataset, model, f"{alike} {metric}"), []).append(ranked)
+    parts = [_table(place, ranked) for place, ranked in sorted(groups.items())]
+    policy = f"default-src 'none'; style-src 'sha256-{_hash(_STYLE)}'"
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Leaderboard</title>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>\n'
+        f"<h1>Leaderboard</h1>\n<p>Methods after their last round. Each table has one dataset, model and "
+        f"protocol of evaluation, by what keys of jobs cover. Intervals of two bundles that overlap tell "
+        f"nothing apart. Bundles that are not verified come last.</p>\n"
+        f"{''.join(parts)}{_bundles(entries)}</body></html>\n"
+    )
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _protocol(entry: Entry, dataset: str, model: str) -> str:
+    """Return a digest of what makes evaluations alike: data, reference, settings of drawing and measuring."""
+    for job in entry.plan.jobs.values():
+        if (job.algo, job.stage, job.dataset, job.model) == (REFERENCE, "evaluate", dataset, model):
+            sections = entry.plan.config(job.id)
+            if sections:
+                known = {name: _without_seeds(sections.get(name)) for name in _SAME}
+                return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
+    return f"alone {entry.digest[:8]}"  # without settings nothing is known to be like it
+
+
+def _without_seeds(section: Any) -> Any:
+    if isinstance(section, Mapping):
+        return {name: value for name, value in section.items() if name not in ("seeds", "front", "grown_from")}
+    return section
+
+
+def _table(place: tuple[str, str, str], ranked: Iterable[_Ranked]) -> str:
+    dataset, model, alike = place
+    order = sorted(ranked, key=lambda one: (not one.entry.is_sound, -(one.row.value or 0.0), one.entry.name))
+    rows = "".join(_row(number, one) for number, one in enumerate(order, 1))
+    head = "".join(f"<th>{heading}</th>" for heading in (*_HEADINGS, "bundle"))
+    protocol = alike.partition(" ")[0]
+    return (
+        f"<h2>{_text(dataset)} · {_text(model)}</h2><p>Protocol <code>{_text(protocol)}</code></p>\n"
+        f"<table><tr>{head}</tr>\n{rows}</table>\n"
+    )
+
+
+def _row(number: int, one: _Ranked) -> str:
+    row, kl = one.row, one.kl
+    difference = "" if row.difference is None else decimal(row.difference, "+")
+    apart = f"{difference} {interval(row.difference_low, row.difference_high, '+')}".strip()
+    cells = [
+        (str(number) if one.entry.is_sound else "-", True),
+        (row.algo, False),
+        (row.metric, False),
+        (decimal(row.value or 0.0), True),
+        (interval(row.ci_low, row.ci_high), True),
+        (apart, True),
+        ("" if kl is None or kl.value is None else decimal(kl.value), True),
+        (str(row.round), True),
+        (f"{row.seeds} x {row.references}" if row.references > 1 else str(row.seeds), True),
+        (f"{row.n:,}", True),
+    ]
+    told = "".join(f"<td{' class=number' * right}>{_text(text)}</td>" for text, right in cells)
+    mark = "" if one.entry.is_sound else ' class="wrong"'
+    return (
+        f"<tr>{told}<td{mark}>{_text(one.entry.name)} {'' if one.entry.is_sound else '(not verified)'}</td></tr>\n"
+    )
+
+
+def _bundles(entries: Iterable[Entry]) -> str:
+    return f"<h2>Bundles</h2>\n<table>{''.join(_lines(entries))}</table>\n"
+
+
+def _lines(entries: Iterable[Entry]) -> Iterator[str]:
+    yield "<tr><th>file</th><th>verified</th><th>made with</th><th>SHA-256 and command</th></tr>\n"
+    for one in entries:
+        versions = ", ".join(f"{name} {version}" for name, version in one.source.versions.items())
+        mark = "" if one.is_sound else ' class="wrong"'
+        yield (
+            f"<tr><td>{_text(one.name)}</td><td{mark}>{_text(one.verified)}</td>"
+            f"<td>{_text(one.source.processor)}<br>{_text(versions)}</td>"
+            f"<td><code>{one.digest}</code><br><code>{_text(one.source.command)}</code></td></tr>\n"
+        )
+
+
+def _text(text: str) -> str:
+    return escape(on_one_line(text))

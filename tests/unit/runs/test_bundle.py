@@ -1,0 +1,295 @@
+"""A bundle is read in one form alone; what it lacks and hides stays so, and private things in it are found."""
+
+import gzip
+import random
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.commands.bundle import _risks
+from pipeline.outputs.formats import Sample
+from pipeline.runs.bundle import (
+    CONFIG,
+    MANIFEST,
+    ORIGIN,
+    OUTPUTS,
+    PLAN,
+    RESULTS,
+    Bundle,
+    BundleError,
+    _without_folders,
+    find_private,
+    without_texts,
+    write_bundle,
+)
+from pipeline.runs.verified import differences
+
+KEY = "0123456789" * 4
+MEMBERS = {
+    RESULTS: b'{"rows": []}\n',
+    CONFIG: b"rounds_of_training: 1\n",
+    PLAN: b'{"jobs": [], "edges": []}\n',
+    ORIGIN: b'{"experiment": "t"}\n',
+    OUTPUTS: b"{}\n",
+    f"outcomes/{KEY}/samples.jsonl": b"x" * 700,
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_bundle(tmp_path / "x.tar", MEMBERS)
+    return tmp_path / "x.tar"
+
+
+def read_all(path: Path) -> dict[str, bytes]:
+    with Bundle(path) as bundle:
+        return {name: bundle.read(name) for name in bundle.contents.files}
+
+
+def test_what_was_written_is_read_and_tar_reads_it_too(path: Path, tmp_path: Path) -> None:
+    assert read_all(path) == MEMBERS
+    with tarfile.open(path) as archive:
+        assert archive.getnames() == [MANIFEST, *sorted(MEMBERS)]
+        assert {(entry.uid, entry.mtime, entry.uname) for entry in archive} == {(0, 0, "")}
+    other = tmp_path / "other.tar"
+    write_bundle(other, dict(reversed(MEMBERS.items())))
+    assert other.read_bytes() == path.read_bytes()
+
+
+def test_no_byte_of_it_can_change_unseen(path: Path) -> None:
+    whole, draw = path.read_bytes(), random.Random(1)
+    for at in draw.sample(range(len(whole)), 400):
+        changed = bytearray(whole)
+        changed[at] ^= 1 << draw.randrange(8)
+        path.write_bytes(changed)
+        with pytest.raises(BundleError):
+            read_all(path)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 511, 512, 1536, 10_239, -512, -1])
+def test_one_that_is_cut_off_is_refused(path: Path, cut: int) -> None:
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(BundleError):
+        read_all(path)
+
+
+def entry(name: str, **fields: object) -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    for field, value in fields.items():
+        setattr(found, field, value)
+    return found
+
+
+HOSTILE = {
+    "above": entry("../x"),
+    "inside and above": entry(f"outcomes/{KEY}/../../x"),
+    "absolute": entry("/tmp/x"),
+    "no name of ours": entry("notes.txt"),
+    "a link": entry(RESULTS, type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+    "a hard link": entry(RESULTS, type=tarfile.LNKTYPE, linkname="/etc/passwd"),
+    "a device": entry(RESULTS, type=tarfile.CHRTYPE, devmajor=1, devminor=3),
+    "a pipe": entry(RESULTS, type=tarfile.FIFOTYPE),
+    "a folder": entry("outcomes", type=tarfile.DIRTYPE),
+    "a sparse file": entry(RESULTS, type=tarfile.GNUTYPE_SPARSE),
+    "a huge file": entry(RESULTS, size=8 << 30),
+    "an owner": entry(RESULTS, uid=1000),
+    "a time": entry(RESULTS, mtime=1),
+    "a long name": entry("outcomes/" + "a" * 200),
+    "further headers": entry(RESULTS, pax_headers={"path": "../x"}),
+    "an odd key": entry("outcomes/" + "g" * 40 + "/samples.jsonl"),
+    "an odd folder": entry(f"outcomes/{KEY}/eta=../samples.jsonl"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_archive_of_another_kind_is_refused(name: str, tmp_path: Path) -> None:
+    path, hostile = tmp_path / "x.tar", HOSTILE[name]
+    with path.open("wb") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        archive.fileobj.write(hostile.tobuf(tarfile.PAX_FORMAT))  # type: ignore[union-attr]
+        archive.fileobj.write(bytes(min(hostile.size, 1024)))  # type: ignore[union-attr]
+    path.write_bytes(path.read_bytes() + bytes(-path.stat().st_size % tarfile.RECORDSIZE))
+    with pytest.raises(BundleError):
+        Bundle(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["x.tar"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: gzip.compress(data),
+        lambda data: data + bytes(tarfile.RECORDSIZE),
+        lambda data: data[: -2 * 512] + b"hidden".ljust(2 * 512, b"\0"),
+        lambda data: data[:1024] + data,
+        lambda data: b"",
+        lambda data: bytes(tarfile.RECORDSIZE),
+    ],
+    ids=["compressed", "more zeros", "behind its end", "twice", "empty", "no member"],
+)
+def test_other_bytes_around_it_are_refused(path: Path, change: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(BundleError):
+        Bundle(path)
+
+
+def test_parts_that_lack_are_named(path: Path) -> None:
+    write_bundle(path, {name: data for name, data in MEMBERS.items() if name != RESULTS})
+    with pytest.raises(BundleError):
+        Bundle(path)
+    with pytest.raises(BundleError, match="cannot be read"):
+        Bundle(path.with_name("absent.tar"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        b"&a [*a, *a]",
+        b"a: &a [1,1,1,1,1,1,1,1]\n"
+        + b"".join(b"%c: &%c [%s]\n" % (n + 1, n + 1, b", ".join([b"*%c" % n] * 9)) for n in range(97, 110)),
+        b"!!python/object/apply:os.system ['true']",
+        b"[" * 10_000,
+        b"- a list",
+        b"\xff",
+    ],
+    ids=["itself", "aliases", "object", "deep", "list", "no text"],
+)
+def test_settings_of_a_stranger_are_read_with_bounds(path: Path, config: bytes) -> None:
+    write_bundle(path, {**MEMBERS, CONFIG: config})
+    with Bundle(path) as bundle, pytest.raises(BundleError, match=r"config\.yaml"):
+        bundle.settings()
+
+
+@pytest.mark.parametrize("key", ["../../../../x", "", "A" * 40])
+def test_a_plan_whose_keys_lead_elsewhere_is_refused(path: Path, key: str) -> None:
+    job = f'{{"id": "a", "key": "{key}", "entry": "", "payload": {{}}}}'
+    write_bundle(path, {**MEMBERS, PLAN: f'{{"jobs": [{job}], "edges": []}}'.encode()})
+    with Bundle(path) as bundle, pytest.raises(BundleError, match=r"plan\.json"):
+        bundle.plan()
+
+
+def sample(row: int, number: int = 0, **fields: object) -> Sample:
+    plain = Sample(row, number, f"p{row}", "secret text", 3, 1.0, True, 0.5, False)
+    return replace(plain, **fields)
+
+
+def test_without_texts_equal_prompts_and_answers_stay_equal() -> None:
+    before = {
+        "b": [sample(1, answer="4"), sample(1, 1, answer="5"), sample(1, 2, answer="4"), sample(1, 3)],
+        "a": [sample(9, prompt="p1", answer="4", solution="4"), sample(2)],
+    }
+    after = without_texts(before)
+    assert [[one.prompt for one in after[name]] for name in "ab"] == [["0", "1"], ["0"] * 4]
+    assert [one.answer for one in after["b"]] == ["0", "1", "0", None]
+    assert not any(one.completion or one.solution for own in after.values() for one in own)
+    assert [one.reward for one in after["b"]] == [1.0] * 4
+
+
+def test_paths_lose_their_folders_and_other_texts_stay() -> None:
+    settings = {
+        "path": "/home/ann/models/tiny",
+        "value_path": "~/x.gguf",
+        "also": {"sft": "/models"},
+        "stop": ["</s>", "/think"],
+        "system_prompt": "/no_think",
+        "prompt_template": "{prompt} and/or",
+        "class_path": "mine.Own",
+        "options": {"file": "/home/ann/rows.jsonl"},
+        "hub": "owner/name",
+    }
+    kept = {"path": "tiny", "value_path": "x.gguf", "also": {"sft": "models"}, "options": {"file": "rows.jsonl"}}
+    assert _without_folders(settings) == {**settings, **kept}
+
+
+@pytest.mark.parametrize(
+    ("member", "text", "is_secret"),
+    [
+        ("config.yaml", "options: {api_key: abcdef123}", True),
+        ("config.yaml", "key_env: OPENAI_API_KEY\nmax_new_tokens: 64\napi_key: ''", False),
+        ("outcomes/x", "how to write password = hunter22", False),
+        ("outcomes/x", "it is hf_" + "a" * 30, True),
+        ("origin.json", "https://ann:word@example.org/x", True),
+        ("outcomes/x", "as the environment has: s3cretvalue", True),
+        ("outcomes/x", "nothing here, see https://example.org/a:b", False),
+    ],
+)
+def test_secrets_are_found(member: str, text: str, is_secret: bool) -> None:
+    found, _ = find_private({member: text.encode()}, {"MY_TOKEN": "s3cretvalue", "HOME": "/home/ann"}, [])
+    assert (member in found) is is_secret
+    assert text[-10:] not in str(found)
+
+
+def test_names_of_user_and_machine_are_found_as_words() -> None:
+    _, named = find_private({"a": b"by ann", "b": b"planning", "c": b"box-1"}, {}, ["ann", "box-1"])
+    assert named == {"a": ["ann"], "c": ["box-1"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        ({"algos": {"Mine": {"class_path": "mine.Own"}}}, ()),
+        ({"datasets": {"d": {"class_path": "mine.Own"}}}, ()),
+        ({"datasets": {"d": {"reward": "os.system"}}}, ()),
+        ({"datasets": {"d": {"rewards": {"math": 1.0, "mine.f": 1.0}}}}, ()),
+        ({"datasets": {"d": {"reward": "x", "grading": {"options": {"x": {"use": "mine.f"}}}}}}, ()),
+        ({"models": {"m": {"trust_remote_code": True}}}, ()),
+        ({"models": {"m": {"path": "/etc"}}}, ("models.other.path",)),
+        ({"datasets": {"d": {"path": "../x.jsonl"}}}, ()),
+        ({"datasets": {"d": {"grading": {"options": {"j": {"endpoint": "http://10.0.0.1/v1"}}}}}}, ()),
+        ({"evaluation": {"also": {"sft": "~/x"}}}, ()),
+    ],
+)
+def test_settings_by_which_a_stranger_chooses_code_or_places_are_refused(settings: dict, given: tuple) -> None:
+    assert list(_risks(settings, given))
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        ({"algos": {"PITA": {"class_path": None}}, "datasets": {"d": {"reward": "exact_match"}}}, ()),
+        ({"datasets": {"d": {"reward": "x", "grading": {"options": {"x": {"use": "exact_match"}}}}}}, ()),
+        ({"models": {"m": {"path": "owner/name", "trust_remote_code": False}}}, ()),
+        ({"datasets": {"d": {"path": "/etc/x"}}}, ("datasets.d.path",)),
+    ],
+)
+def test_other_settings_are_not(settings: dict, given: tuple) -> None:
+    assert not list(_risks(settings, given))
+
+
+def test_outcomes_of_other_arithmetic_differ_within_the_tolerance_or_not() -> None:
+    was = [sample(row, correct=row % 2 == 0, reward=float(row % 2 == 0)) for row in range(400)]
+    same = [replace(one, correct=not one.correct) if one.row in (0, 1) else one for one in was]
+    worse = [replace(one, correct=False, reward=0.0) for one in was]
+    apart, problems = differences({"same": (was, same), "worse": (was, worse)})
+    assert not problems
+    assert {(one.policy, one.metric): one.exceeds(0.02) for one in apart} == {
+        ("same", "pass@1"): False,
+        ("same", "reward"): False,
+        ("worse", "pass@1"): True,
+        ("worse", "reward"): True,
+    }
+    assert differences({"fewer": (was, was[1:])})[1]
+
+
+def test_rewards_are_compared_in_parts_of_their_range() -> None:
+    was = [sample(row, correct=None, reward=1000.0 * (row % 2)) for row in range(400)]
+    now = [replace(one, reward=(one.reward or 0.0) + 1.0) for one in was]
+    [apart] = differences({"a": (was, now)})[0]
+    assert apart.difference == pytest.approx(0.001, rel=0.01)
+    assert not apart.exceeds(0.02)
+
+
+def test_an_open_pipe_in_the_place_of_a_bundle_is_not_waited_for(tmp_path: Path) -> None:
+    import os
+
+    os.mkfifo(tmp_path / "x.tar")
+    with pytest.raises(BundleError):
+        Bundle(tmp_path / "x.tar")
+
+
+def test_a_member_is_read_whole_or_not_at_all(path: Path) -> None:
+    with Bundle(path) as bundle:
+        path.write_bytes(path.read_bytes().replace(b"x" * 700, b"y" * 700))
+        with pytest.raises(BundleError, match=r"samples\.jsonl"):
+            bundle.read(f"outcomes/{KEY}/samples.jsonl")
