@@ -188,6 +188,10 @@ def verify(
         raise ConfigError("settings, --seed, --in and --trust-code are for what runs again: add --rerun 0.1")
     if rerun is not None and len(paths) > 1:
         raise ConfigError("--rerun is for one bundle: give one FILE with it")
+    if page is not None:
+        refuse_records("--page", page, [])
+        if page.resolve() in [path.resolve() for path in paths]:
+            raise ConfigError(f"--page {page}: that is a bundle; name another file")
     if within is not None and within.exists() and (not within.is_dir() or any(within.iterdir())):
         raise ConfigError(f"--in {within}: what is there could be taken for a result; name a new or empty folder")
     console, entries, is_sound = make_console(), list[Entry](), True
@@ -221,6 +225,8 @@ def _tell_recomputed(found: Recomputed, console: Console) -> None:
             say(console, f"{what}: {on_one_line(line)}", "red")
         if len(lines) > _MOST:
             say(console, f"{what}: and {len(lines) - _MOST:,} more", "red")
+    for what in found.absent[:_MOST]:
+        say(console, f"no numbers of {what}, which was planned", "bold")
     if found.is_sound:
         say(console, f"recomputed: all {count(found.alike, 'row')} of the tables follow from the outcomes")
     else:
@@ -290,7 +296,7 @@ def _repeat(opened: Bundle, how: _How, folder: Path, console: Console) -> Repeat
     """
     config = _config_of(opened, how, folder)
     request, targets = prepare(config), _targets(opened, how, console)
-    plan = request.plan.up_to(_same(opened, request, targets))
+    plan = request.plan.up_to(_same(opened, request, targets, console))
     say(console, f"running {count(len(plan.jobs), 'job')} again, {len(targets)} of them evaluations, in {folder}")
     _run(request, plan, folder, console)
 
@@ -379,7 +385,7 @@ def _targets(opened: Bundle, how: _How, console: Console) -> list[str]:
     return chosen
 
 
-def _same(opened: Bundle, request: Request, targets: Sequence[str]) -> Sequence[str]:
+def _same(opened: Bundle, request: Request, targets: Sequence[str], console: Console) -> Sequence[str]:
     """Return the targets, if this machine plans them as recorded: a key covers all that a job rests on.
 
     Raises:
@@ -395,6 +401,12 @@ def _same(opened: Bundle, request: Request, targets: Sequence[str]) -> Sequence[
                 f"{job_id} would be another job here{told}. Give the same data, models and code, as "
                 "datasets.NAME.path=FILE or models.NAME.path=FOLDER"
             )
+    if left := now.jobs.keys() - before.jobs.keys():
+        say(
+            console,
+            f"not in the bundle: {count(len(left), 'job')} that the same settings plan, as {min(left)}",
+            "bold",
+        )
     return targets
 
 
@@ -427,6 +439,8 @@ def _run(request: Request, plan: Plan, folder: Path, console: Console) -> None:
 
 def _entry(opened: Bundle, found: Recomputed, repeated: Repeated | None, *, sound: bool) -> Entry:
     said = "recomputed" if found.is_sound else "does not follow from its outcomes"
+    if found.absent:
+        said += f"; planned, and without numbers: {count(len(found.absent), 'policy evaluation')}"
     if repeated is not None:
         said += f"; {count(repeated.jobs, 'job')} run again, {repeated.alike} with the same bytes"
         said += f", {len(repeated.apart)} means compared" if repeated.apart else ""

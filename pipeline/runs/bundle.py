@@ -15,6 +15,7 @@ else an archive may hold are refused by one rule. Nothing is extracted by a name
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import tarfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -51,7 +52,8 @@ LEFT_OUT = (SAMPLES, SETTINGS)
 
 _LARGEST, _MOST = 8 << 30, 1_000_000
 """Bytes of a bundle, and its members."""
-_MEMBER = 1 << 30
+_MEMBER, _PART = 1 << 30, 1 << 28
+"""Bytes of a member with outcomes, and of another."""
 _KEY = r"[0-9a-f]{40}"
 _OUTCOME = re.compile(
     rf"{OUTCOMES}/({_KEY})/((?:greedy/|eta=[0-9a-z.+-]{{1,24}}/)?(?:samples\.jsonl|prompts\.safetensors))"
@@ -298,10 +300,10 @@ class Bundle:
 
     def _member(self, header: bytes) -> tuple[str, int]:
         name, digits = header[:100].rstrip(b"\0"), header[124:135]
-        if len(header) == _BLOCK and re.fullmatch(rb"[0-7]{11}", digits) and (size := int(digits, 8)) <= _MEMBER:
-            text = name.decode("ascii", "replace")
-            known = text in _FIXED or text == MANIFEST or _OUTCOME.fullmatch(text)
-            if known and header == _header(text, size):
+        if len(header) == _BLOCK and re.fullmatch(rb"[0-7]{11}", digits):
+            text, size = name.decode("ascii", "replace"), int(digits, 8)
+            largest = _PART if text in _FIXED or text == MANIFEST else _MEMBER if _OUTCOME.fullmatch(text) else -1
+            if size <= largest and header == _header(text, size):
                 return text, size
         raise self._no(
             f"it holds {name[:60]!a}, which is no plain file of a bundle in the form that `bundle` writes"
@@ -395,9 +397,9 @@ def collect(run: LoadedRun, left_out: Collection[str]) -> Collected:
         RESULTS: asdict(results),
         ORIGIN: asdict(_source(run, told=open_)),
         OUTPUTS: msgspec.to_builtins(dict(sorted(made.items()))),
-        PLAN: _plan(plan, told=open_),
     }
     members |= {name: json_text(part, indent=1).encode() + b"\n" for name, part in parts.items()}
+    members[PLAN] = json.dumps(_plan(plan, told=open_), indent=1).encode() + b"\n"  # settings may be infinite
     members[CONFIG] = yaml.safe_dump(_settings(run.read_config(), told=open_), sort_keys=False).encode()
     return Collected(
         members=members,
@@ -474,7 +476,8 @@ def _plan(plan: RecordedPlan, *, told: bool) -> dict[str, Any]:
         | {"inputs": job.inputs, "entry": "", "payload": {}, "determined_by": _known(job, told=told)}
         for job in plan.jobs.values()
     ]
-    sections = _without_folders(plan.sections) if told else {}
+    named = {job.determined_by.get("config") for job in plan.jobs.values()} if told else set()
+    sections = {name: _without_folders(section) for name, section in plan.sections.items() if name in named}
     return {"key_format": plan.key_format, "jobs": jobs, "edges": [], "sections": sections}
 
 

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,6 +61,7 @@ class Recomputed:
         unknown: Objects that nothing in the bundle could be computed from.
         altered: Outcomes that are not those that the run stored.
         problems: What else went wrong, in words.
+        absent: Policies of the plan without numbers, as of jobs that failed.
     """
 
     results: Results
@@ -69,6 +70,7 @@ class Recomputed:
     unknown: list[str] = field(default_factory=list)
     altered: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
 
     @property
     def is_sound(self) -> bool:
@@ -97,8 +99,9 @@ def recompute(bundle: Bundle, folder: Path) -> Recomputed:
         target.write_bytes(bundle.read(name))
     measured = {place_of(row) for row in found.results.rows}
     own = {job.algo for job in plan.jobs.values() if has_own_code(job)}
-    jobs = [job for job in plan.jobs.values() if job.stage == METRICS_STAGE and place_of(job) in measured]
-    done = []
+    every = [job for job in plan.jobs.values() if job.stage == METRICS_STAGE]
+    found.absent = [f"{job.chain}, round {job.round}" for job in every if place_of(job) not in measured]
+    jobs, done = [job for job in every if place_of(job) in measured], list[Job]()
     for job in jobs:
         try:
             _measure(job, store, _of_job(plan, job, evaluation), plan.by_key)
@@ -159,7 +162,7 @@ def _of_job(plan: RecordedPlan, job: Job, evaluation: EvaluationConfig) -> Evalu
     for name in ("confidence", "common_eta", "bootstrap_samples", "etas", "kl_limit", "split"):
         if name in section and section[name] != getattr(evaluation, name):
             raise BundleError(f"evaluation.{name} is {section[name]} in its key, and another in the settings")
-    return evaluation
+    return replace(evaluation, sample_prompts=0)  # samples to show would take room, and no number rests on them
 
 
 def _altered(bundle: Bundle) -> Iterator[str]:
@@ -378,7 +381,7 @@ def compare_outputs(
             if exact[job.id]:
                 unlike.append(job.id)
             if job.key in evaluated:
-                policy = pairs.setdefault(f"{job.dataset}/{job.chain}, round {job.round}", ([], []))
+                policy = pairs.setdefault(f"{job.chain}, round {job.round}", ([], []))
                 policy[0].extend(bundle.samples(evaluated[job.key]))
                 policy[1].extend(read(job))
     apart, wrong = differences(pairs)
