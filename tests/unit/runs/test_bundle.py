@@ -1,16 +1,20 @@
 """A bundle is read in one form alone; what it lacks and hides stays so, and private things in it are found."""
 
 import gzip
+import json
+import os
 import random
 import tarfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pipeline.commands.bundle import _risks
 from pipeline.outputs.formats import Sample
+from pipeline.plan.graph import Job, Plan
 from pipeline.runs.bundle import (
     CONFIG,
     MANIFEST,
@@ -20,12 +24,15 @@ from pipeline.runs.bundle import (
     RESULTS,
     Bundle,
     BundleError,
+    FileSum,
+    Made,
     _without_folders,
     find_private,
     without_texts,
     write_bundle,
 )
-from pipeline.runs.verified import differences
+from pipeline.runs.origin import Maker
+from pipeline.runs.verified import Repeated, compare_outputs, differences
 
 KEY = "0123456789" * 4
 MEMBERS = {
@@ -280,9 +287,53 @@ def test_rewards_are_compared_in_parts_of_their_range() -> None:
     assert not apart.exceeds(0.02)
 
 
-def test_an_open_pipe_in_the_place_of_a_bundle_is_not_waited_for(tmp_path: Path) -> None:
-    import os
+HERE = Maker("portable", "1", "2", "3")
+ELSEWHERE = replace(HERE, arithmetic="another processor")
+FIRST, SECOND = "1" * 40, "2" * 40
 
+
+def repeated(path: Path, recorded: Maker, bytes_of_first: str, bytes_of_second: str, right: int = 50) -> Repeated:
+    """Two jobs, of which the second reads the first and evaluates, made here by `HERE`."""
+    jobs = [Job(id=key[0], key=key, entry="", payload={}, stage="evaluate") for key in (FIRST, SECOND)]
+    samples = [sample(row, correct=row < 50, reward=float(row < 50)) for row in range(100)]
+    text = "".join(json.dumps(asdict(one)) + "\n" for one in samples)
+
+    def made(key: str, digit: str, maker: Maker) -> Made:
+        return Made({"samples.jsonl": FileSum(1, digit * 64)}, maker)
+
+    outputs = {key: made(key, "0", recorded) for key in (FIRST, SECOND)}
+    write_bundle(
+        path,
+        {
+            **MEMBERS,
+            OUTPUTS: json.dumps(msgspec.to_builtins(outputs)).encode(),
+            f"outcomes/{SECOND}/samples.jsonl": text.encode(),
+        },
+    )
+    digits = {FIRST: bytes_of_first, SECOND: bytes_of_second}
+    again = [replace(one, correct=one.row < right, reward=float(one.row < right)) for one in samples]
+    with Bundle(path) as bundle:
+        plan = Plan(jobs, [("1", "2")])
+        return compare_outputs(bundle, plan, lambda job: made(job.key, digits[job.key], HERE), lambda _: again)
+
+
+def test_jobs_of_the_recorded_arithmetic_must_have_the_recorded_bytes(path: Path) -> None:
+    assert repeated(path, HERE, "0", "0").is_sound(0.02)
+    assert repeated(path, HERE, "0", "0").alike == 2
+    assert repeated(path, HERE, "0", "1").unlike == ["2"]
+    assert not repeated(path, HERE, "0", "1").is_sound(0.02)
+
+
+def test_of_other_arithmetic_outcomes_count(path: Path) -> None:
+    assert repeated(path, ELSEWHERE, "0", "0").alike == 2
+    within = repeated(path, ELSEWHERE, "1", "1")
+    assert within.is_sound(0.02)
+    assert (within.alike, within.unlike, len(within.apart), len(within.makers)) == (0, [], 2, 1)
+    assert not repeated(path, ELSEWHERE, "1", "1", right=0).is_sound(0.02)
+    assert repeated(path, ELSEWHERE, "1", "1", right=0).is_sound(1.0)
+
+
+def test_an_open_pipe_in_the_place_of_a_bundle_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.tar")
     with pytest.raises(BundleError):
         Bundle(tmp_path / "x.tar")
