@@ -111,7 +111,8 @@ def _without_seeds(section: Any) -> Any:
 def _table(place: tuple[str, str, str], ranked: Iterable[_Ranked]) -> str:
     dataset, model, alike = place
     order = sorted(ranked, key=lambda one: (not one.entry.is_sound, -(one.row.value or 0.0), one.entry.name))
-    rows = "".join(_row(number, one) for number, one in enumerate(order, 1))
+    values = [one.row.value or 0.0 for one in order if one.entry.is_sound]
+    rows = "".join(_row(1 + sum(value > (one.row.value or 0.0) for value in values), one) for one in order)
     head = "".join(f"<th>{heading}</th>" for heading in (*_HEADINGS, "bundle"))
     protocol = alike.partition(" ")[0]
     return (
