@@ -37,6 +37,7 @@ from pipeline.plan.models import (
     known_rows,
     read_models,
     read_sources,
+    teachers,
 )
 from pipeline.runs.race import Standing, with_saved
 from pipeline.runs.record import METRICS_STAGE, PRIMARY_METRICS
@@ -103,11 +104,12 @@ class Request:
         return sorted({rows_of(self.plan.jobs[job_id].dataset) for job_id in missing} - {""})
 
     def needed_models(self, missing: Collection[str]) -> list[str]:
-        """Return the models that the run still uses, and the checkpoints, by the key of their section."""
+        """Return the models that the run still uses, checkpoints and teachers too, by the key of their section."""
         jobs = [self.plan.jobs[job_id] for job_id in missing]
         reads = (PREPARE.name, CHECK.name)  # which read rows alone
         used = {f"models.{job.model}" for job in jobs if job.algo != contents.PREPARING or job.stage not in reads}
-        return sorted(used | {f"algos.{job.algo}" for job in jobs if job.algo in self.config.evaluation.also})
+        named = {*(f"algos.{name}" for name in self.config.evaluation.also), *teachers(self.config)}
+        return sorted(used | named & {f"algos.{job.algo}" for job in jobs})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from pipeline.errors import ConfigError, unknown_name
 ALGORITHMS = {
     "BestOfN": "pipeline.learning.algos.reward_stage:BestOfN",
     "CD": "pipeline.learning.algos.qsharp:CD",
+    "Distilled": "pipeline.learning.algos.distilled:Distilled",
     "DPO": "pipeline.learning.algos.dpo:DPO",
     "GRPO": "pipeline.learning.algos.grpo:GRPO",
     "GRPO-HF": "pipeline.learning.algos.grpo:GRPOHF",

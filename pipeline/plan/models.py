@@ -8,7 +8,7 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from importlib.metadata import version
@@ -25,11 +25,12 @@ from pipeline.errors import ConfigError, install_command
 from pipeline.files import file_sha256, open_plain
 from pipeline.foreign import ForeignDataError, converted, read_model_json, recall, remember
 from pipeline.learning.algos.checkpoint import CheckpointConfig
+from pipeline.learning.algos.distilled import DistilledConfig
 from pipeline.learning.datasets.base import SPLITS, load_dataset
 from pipeline.learning.datasets.files import folder_called_nearly, in_cache, is_hub_id, offline
 from pipeline.learning.datasets.from_files import FilesDataset, source_fingerprint
 from pipeline.learning.models import kinds
-from pipeline.learning.models.kinds import Base, RewardModelSettings, is_adapters, with_weights
+from pipeline.learning.models.kinds import Base, HFModelConfig, RewardModelSettings, is_adapters, with_weights
 from pipeline.learning.rewards.judge import JudgeSettings, judges_of
 from pipeline.learning.rewards.registry import reward_models
 from pipeline.outputs.formats import DATASET, OPTIMIZER, read_prepared_rows
@@ -187,23 +188,19 @@ def check_models(config: Config) -> None:
     Raises:
         ConfigError: The message says which file is missing or cannot be used, and what to do.
     """
-    for name, model in all_models(config).items():
-        for key, path, role in _places(model):
-            if path is None:
-                continue
-            typed = as_typed(f"{name}.{key}={path}", (), config.evaluation.also)
-            base = Base(path, model.revisions[role])
-            try:
-                if is_adapters(path):
-                    kinds.check_folder(typed, Path(path))
-                    _check_settings(typed, Path(path))
-                    if wrong := wrong_with(Path(path) / kinds.WEIGHTS):
-                        raise ConfigError(f"{typed}: {kinds.WEIGHTS} {wrong}")
-                    base = with_weights(*base)
-                    typed += _of_adapters(base.path)
-                _check_base(name, key, typed, base, model.trusts_code)
-            except OSError as error:
-                raise _unreadable(typed, error) from error
+    for name, key, typed, base, trusted in _all_places(config):
+        path = base.path
+        try:
+            if is_adapters(path):
+                kinds.check_folder(typed, Path(path))
+                _check_settings(typed, Path(path))
+                if wrong := wrong_with(Path(path) / kinds.WEIGHTS):
+                    raise ConfigError(f"{typed}: {kinds.WEIGHTS} {wrong}")
+                base = with_weights(*base)
+                typed += _of_adapters(base.path)
+            _check_base(name, key, typed, base, trusted)
+        except OSError as error:
+            raise _unreadable(typed, error) from error
     for typed, settings in models_of_rewards(config).items():
         try:
             _check_reward(f"{typed}={settings.path}", settings)
@@ -274,32 +271,45 @@ def fetched_models(config: Config, needed: Collection[str]) -> list[str]:
 
     Args:
         config: The request.
-        needed: Models and checkpoints that the run still uses, as `all_models` names them.
+        needed: Models, checkpoints and teachers that the run still uses, by the key of their section.
 
     Raises:
         ConfigError: A model is not in this machine's cache, and the hub may not be contacted.
     """
     warnings = []
-    models = all_models(config)
-    for name, model in ((name, models[name]) for name in needed):
-        for key, path, role in _places(model):
-            if path is None:
-                continue
-            typed, adapted = as_typed(f"{name}.{key}={path}", (), config.evaluation.also), is_adapters(path)
-            path, revision = with_weights(path, model.revisions[role])
-            if is_local(path) or in_cache(path, CONFIG, revision):
-                continue
-            near = folder_called_nearly(path)
-            typed += _of_adapters(path) if adapted else ""
-            typed += f": there is no folder {path} here{f', but {near}' if near else ''}"
-            if offline():
-                raise ConfigError(
-                    f"{typed}, nor such a model in the cache of the hub, which HF_HUB_OFFLINE forbids to ask. "
-                    f"Unset it, or give a folder: `hf download {path} --local-dir DIR` makes one elsewhere"
-                )
-            if near:
-                warnings.append(f"{typed}. It is taken for the id of a model on the hub")
+    for name, _, typed, base, _ in _all_places(config):
+        path, revision = with_weights(*base)
+        if name not in needed or is_local(path) or in_cache(path, CONFIG, revision):
+            continue
+        near = folder_called_nearly(path)
+        typed += _of_adapters(path) if is_adapters(base.path) else ""
+        typed += f": there is no folder {path} here{f', but {near}' if near else ''}"
+        if offline():
+            raise ConfigError(
+                f"{typed}, nor such a model in the cache of the hub, which HF_HUB_OFFLINE forbids to ask. "
+                f"Unset it, or give a folder: `hf download {path} --local-dir DIR` makes one elsewhere"
+            )
+        if near:
+            warnings.append(f"{typed}. It is taken for the id of a model on the hub")
     return warnings
+
+
+def teachers(config: Config) -> dict[str, HFModelConfig]:
+    """Return the models that teach policies, by the key of the section that names each as its `teacher`."""
+    named = {name: algo for name, algo in config.algos.items() if isinstance(algo, DistilledConfig)}
+    return {f"algos.{name}": algo.model for name, algo in named.items() if algo.enabled and algo.model}
+
+
+def _all_places(config: Config) -> Iterator[tuple[str, str, str, Base, bool]]:
+    """Yield section, key, words for messages and place of each model, and whether its own code is trusted."""
+    for name, model in all_models(config).items():
+        for key, path, role in _places(model):
+            if path is not None:
+                typed = as_typed(f"{name}.{key}={path}", (), config.evaluation.also)
+                yield name, key, typed, Base(path, model.revisions[role]), model.trusts_code
+    for name, model in teachers(config).items():
+        base = Base(str(model.path), model.revision)
+        yield name, "path", f"{name}.teacher={model.path}", base, model.trusts_code
 
 
 def _places(model: ModelConfig) -> tuple[tuple[str, str | None, str], ...]:
@@ -516,6 +526,9 @@ def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[st
         if algo.enabled and isinstance(algo, CheckpointConfig):
             content = identity_of(algo.path, algo.revision, hashes.sha256)
             sources[f"algos.{name}"] = {FILES: {"path": content}}
+        elif algo.enabled and isinstance(algo, DistilledConfig) and algo.model:
+            content = identity_of(algo.teacher, algo.revision, hashes.sha256)
+            sources[f"algos.{name}"] = {FILES: {"teacher": content}}
         elif algo.enabled and (own := _named(f"algos.{name}", _own_settings(algo), hashes.sha256)):
             sources[f"algos.{name}"] = {FILES: own}
     hashes.save()

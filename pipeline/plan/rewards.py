@@ -23,6 +23,7 @@ from pipeline.config.schema import AlgoConfig, Config, DatasetConfig, ModelConfi
 from pipeline.config.tables import REWARD_MODEL, REWARDS, as_typed
 from pipeline.errors import ConfigError, JobError, describe_exit
 from pipeline.foreign import ForeignDataError, read_plain
+from pipeline.learning.algos.distilled import OTHER_TOKENS
 from pipeline.learning.algos.dpo import KTOConfig, PairSource
 from pipeline.learning.algos.qsharp import CDConfig, QSharpConfig
 from pipeline.learning.algos.sft import SFTConfig
@@ -33,7 +34,16 @@ from pipeline.learning.models.kinds import TinyModelConfig, is_adapters, tokeniz
 from pipeline.learning.rewards.judge import Asking, Judge, judges_of, key_of
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
-from pipeline.plan.models import CONFIG, TEMPLATES, all_models, is_gguf, models_of_rewards, read_config, reason
+from pipeline.plan.models import (
+    CONFIG,
+    TEMPLATES,
+    all_models,
+    is_gguf,
+    models_of_rewards,
+    read_config,
+    reason,
+    teachers,
+)
 
 # -- rows ------------------------------------------------------------------------------------------------------
 # Check that datasets have the pairs, completions and turns that algorithms need.
@@ -152,6 +162,17 @@ def check_tokenizers(config: Config) -> None:
                 vocabularies[model.path] = read_vocabulary(key, model.path)
                 if (folder / FILE).is_file():
                     _check_rows(f"{key}={folder}", model.path, vocabularies[model.path])
+        for typed, teacher in teachers(config).items():
+            path = Path(tokenizer_place(str(teacher.path), None).path)
+            _check_words(f"{typed}.teacher", str(path), all_tokens=False)
+            if vocabularies and path.is_dir() and (path / FILE).is_file():
+                taught = read_vocabulary(f"{typed}.teacher", str(path))
+                for reference, vocabulary in vocabularies.items():
+                    if difference := _difference(vocabulary, taught):
+                        raise ConfigError(
+                            f"{typed}.teacher={teacher.path}: {OTHER_TOKENS}: {difference} ({reference}). Choose "
+                            "a model of the same family"
+                        )
         if model.value_path is None:
             continue
         key = f"models.{name}.value_path"

@@ -287,7 +287,7 @@ def costs_of(
 def _cost(method: _Method, number: int, chains: Sequence[Sequence[ComputeRow]]) -> CostRow:
     dataset, model, algo = method
     trained = [row for chain in chains for row in chain if row.stage not in EVALUATION]
-    is_outside = any(row.stage == FIND.name for row in trained)
+    is_outside = bool(trained) and all(row.stage == FIND.name for row in trained)
     evaluated = [row for chain in chains for row in chain if (row.round, row.stage) == (number, "evaluate")]
 
     def mean(name: str) -> float | None:

@@ -356,8 +356,8 @@ class _Batches:
                     logprobs = exact_logprobs(own, algo, self.policy, groups)
                     self._algorithm.keep(replace(own, out=folder / str(time)), replace(groups, logprobs=logprobs))
                 counts, figures = _counts(every, faults), _figures(every, self.policy)
-                if not algo.keeps_logprobs:  # a loss with rewards reports them itself
-                    rewards = np.concatenate([one.scored.values for one in every])
+                rewards = np.concatenate([one.scored.values for one in every])
+                if not algo.keeps_logprobs and np.isfinite(rewards).any():  # such a loss reports them itself
                     figures["reward"] = rewards[np.isfinite(rewards)].tolist()
                 if most > 1:
                     counts[_ANEW] = sum(len(one.keys) for one in every[1:])

@@ -101,10 +101,15 @@ def reference_policy(
 
 def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: sampling.Tilt) -> TextPolicy:
     """Return the reference guided by the value model in a folder."""
-    system = ctx.config.system
-    guide = ctx.models.get(("value", str(value)), lambda: load_value(value, system, ctx.device), ctx.loading)
+    guide = value_model(ctx, value)
     context = context_length(guide.backbone)
     return _policy(ctx, dataset, reference_model(ctx)[0], TextPolicy, Guidance(guide, tilt), context)
+
+
+def value_model(ctx: JobContext, folder: Path) -> ValueModel:
+    """Return the value model in a folder, cached between jobs."""
+    system = ctx.config.system
+    return ctx.models.get(("value", str(folder)), lambda: load_value(folder, system, ctx.device), ctx.loading)
 
 
 def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared: bool = False) -> TextPolicy:
@@ -135,14 +140,8 @@ def outside_policy(ctx: JobContext, dataset: Dataset, model: schema.ModelConfig)
     The divergence from the reference is exact if both have the same vocabulary and the same number of outputs, and
     unknown otherwise: models may have more outputs than their tokenizer has tokens, and draw them.
     """
-    folder, trust = reference_folder(ctx.input("find"), model), model.trusts_code
     reference, known = reference_model(ctx)
-    loaded = ctx.models.get(
-        ("policy", folder),
-        lambda: load_policy(folder, ctx.config.system, ctx.device, trust_remote_code=trust, ranks=ctx.joined),
-        ctx.loading,
-    )
-    tokenizer = load_tokenizer(folder, trust_remote_code=trust)
+    folder, loaded, tokenizer = outside_model(ctx, model)
     widths = [one.config.get_text_config().vocab_size for one in (loaded, reference)]
     same = tokenizer.get_vocab() == known.get_vocab() and widths[0] == widths[1]
     sizes = BatchSizes(ctx.hints, ctx.device, loaded)
@@ -152,6 +151,19 @@ def outside_policy(ctx: JobContext, dataset: Dataset, model: schema.ModelConfig)
         said = "KL to the reference is left out: the two differ in their tokens, or in their number of outputs"
         print(f"{folder}: {said}", flush=True)  # noqa: T201 - the job's log
     return policy
+
+
+def outside_model(
+    ctx: JobContext, model: schema.ModelConfig
+) -> tuple[str, PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return folder, model and tokenizer of a checkpoint of another program, located by the stage `find`."""
+    folder, trust = reference_folder(ctx.input("find"), model), model.trusts_code
+    loaded = ctx.models.get(
+        ("policy", folder),
+        lambda: load_policy(folder, ctx.config.system, ctx.device, trust_remote_code=trust, ranks=ctx.joined),
+        ctx.loading,
+    )
+    return folder, loaded, load_tokenizer(folder, trust_remote_code=trust)
 
 
 def fresh_value_model(ctx: JobContext, head: HeadType, atoms: int = 1) -> ValueModel:

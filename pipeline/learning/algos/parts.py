@@ -25,7 +25,8 @@ from pipeline.learning.models.value import ValueModel
 from pipeline.learning.rewards.preference import ExistingPair, existing_pairs
 from pipeline.learning.rewards.registry import judge_of, known_rewards
 from pipeline.learning.rewards.scoring import Scored
-from pipeline.learning.training import grpo, lora, preferences, scoring, value
+from pipeline.learning.training import distillation, grpo, lora, preferences, scoring, value
+from pipeline.learning.training.distillation import Teacher
 from pipeline.learning.training.distributed import save_model
 from pipeline.learning.training.grpo import Samples, TokenBatch
 from pipeline.learning.training.loop import Fitting, TrainingSet, computing_in, fit, sft_set, trained_tokens

@@ -89,6 +89,11 @@ class TaughtConfig(schema.AlgoConfig):
     teacher: str | None = schema.hint(None, keyed="by the value model that it names")
     """A method of the run that guides, such as `QSharp`: use the value model of its last round."""
 
+    @property
+    def guide(self) -> str | None:
+        """The method that `teacher` names; None if it names another kind of teacher."""
+        return self.teacher
+
     def problems(self, key: str, config: schema.Config) -> Iterator[str]:
         """Report a `teacher` that does not exist."""
         yield from super().problems(key, config)
@@ -175,7 +180,7 @@ def start_of(settings: schema.AlgoConfig) -> str | None:
 
 def taken_from(settings: schema.AlgoConfig) -> dict[str, str]:
     """Return the methods whose last models a method uses, by the setting that names them."""
-    teacher = settings.teacher if isinstance(settings, TaughtConfig) else None
+    teacher = settings.guide if isinstance(settings, TaughtConfig) else None
     return {setting: name for setting, name in (("start", start_of(settings)), ("teacher", teacher)) if name}
 
 

@@ -204,6 +204,10 @@ class ValueModel(PreTrainedModel):
         hidden = self.backbone(input_ids=input_ids, use_cache=use_cache, **arguments).last_hidden_state
         if following is not None:
             return self._values_of(hidden[:, : following.shape[1]], following)
+        return self.values_from(hidden)
+
+    def values_from(self, hidden: Tensor) -> Tensor:
+        """Return the values that `forward` computes of the backbone's last hidden states, shape [..., H]."""
         # Some state spaces return float32 whatever the type of their weights.
         values: Tensor = self.head(hidden.to(self.head.weight.dtype)).float()
         if self.config.atoms > 1:

@@ -407,6 +407,38 @@ def _of_supervised(model: nn.Module, batch: Batch, temperature: float, *, entrop
     return in_rows(taken, batch, supervised)
 
 
+def supervised_outputs(model: nn.Module, batch: Batch) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Return what a model computes before the supervised tokens of a batch, and the rest of the way to logits.
+
+    Args:
+        model: A causal language model.
+        batch: Padded on the right, with M supervised tokens in the order of `places_of_supervised`.
+
+    Returns:
+        Hidden states or logits, shape [M, ...], and a function from any rows of them to logits, shape [..., V]:
+        where there are too many logits to hold at once, it applies the output layer.
+    """
+    places, width = places_of_supervised(batch), batch.ids.shape[1]
+    rows = places // width
+    if is_unpadded(model):
+        inputs = inputs_of(batch)
+        before = np.cumsum([0, *batch.lengths])[rows] + places % width - 1
+    else:
+        inputs, before = {"input_ids": batch.ids, "use_cache": False}, places - 1
+    if is_too_much(model, len(places)) and is_plain(model, inputs["input_ids"]):
+        return _hidden(model, inputs).flatten(0, 1).index_select(0, on_device(batch, before)), _head(model)
+    kept = inputs["input_ids"].shape[1] - (0 if is_unpadded(model) else batch.first)
+    logits = model(**inputs, logits_to_keep=kept).logits[:, -kept:]
+    left_out = 0 if is_unpadded(model) else (rows + 1) * batch.first
+    return logits.flatten(0, 1).index_select(0, on_device(batch, before - left_out)), lambda logits: logits
+
+
+def places_of_supervised(batch: Batch) -> NDArray[np.int64]:
+    """Return the indices of supervised tokens in the flattened rows of a batch, except first tokens, shape [M]."""
+    width, ends = batch.ids.shape[1], zip(batch.starts, batch.lengths, strict=True)
+    return np.concatenate([row * width + np.arange(max(start, 1), end) for row, (start, end) in enumerate(ends)])
+
+
 def completion_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0) -> Tensor:
     """Return log-probabilities of the supervised tokens of whole sequences.
 
