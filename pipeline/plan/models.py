@@ -526,8 +526,8 @@ def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[st
         if algo.enabled and isinstance(algo, CheckpointConfig):
             content = identity_of(algo.path, algo.revision, hashes.sha256)
             sources[f"algos.{name}"] = {FILES: {"path": content}}
-        elif algo.enabled and isinstance(algo, DistilledConfig) and algo.model:
-            content = identity_of(algo.teacher, algo.revision, hashes.sha256)
+        elif teacher := teachers(config).get(f"algos.{name}"):
+            content = identity_of(str(teacher.path), teacher.revision, hashes.sha256)
             sources[f"algos.{name}"] = {FILES: {"teacher": content}}
         elif algo.enabled and (own := _named(f"algos.{name}", _own_settings(algo), hashes.sha256)):
             sources[f"algos.{name}"] = {FILES: own}

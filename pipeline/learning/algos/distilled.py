@@ -134,6 +134,10 @@ class Distilled(post_training.PostTrainingAlgorithms):
         finds = isinstance(settings, DistilledConfig) and settings.model is not None
         return tuple(stage for stage in cls.stages if finds or stage.name != base.FIND.name)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._teacher: parts.Teacher | None = None
+
     def find(self, ctx: base.JobContext) -> None:
         """Store the location of a teacher that is a model; convert a GGUF file or adapters to a whole model."""
         model = ctx.settings(DistilledConfig).model
@@ -168,10 +172,6 @@ class Distilled(post_training.PostTrainingAlgorithms):
             columns = found.astype(np.float32).reshape(*data.ids.shape, size)
         parts.distillation.note_taught(teacher, data, columns, algo.epochs)
         return parts.distillation.distilled_set(model, data, teacher, columns, algo.beta)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._teacher: parts.Teacher | None = None
 
     def _load_teacher(
         self, ctx: base.JobContext, algo: DistilledConfig, student: parts.PreTrainedModel

@@ -108,8 +108,9 @@ def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: sampling
 
 def value_model(ctx: JobContext, folder: Path) -> ValueModel:
     """Return the value model in a folder, cached between jobs."""
-    system = ctx.config.system
-    return ctx.models.get(("value", str(folder)), lambda: load_value(folder, system, ctx.device), ctx.loading)
+    load = partial(load_value, folder, ctx.config.system, ctx.device)
+    loaded: ValueModel = ctx.models.get(("value", str(folder)), load, ctx.loading)
+    return loaded
 
 
 def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared: bool = False) -> TextPolicy:
