@@ -478,8 +478,8 @@ def _with_test_sets(values: Mapping[str, Any]) -> Mapping[str, Any]:
     evaluation, datasets = values.get("evaluation"), values.get("datasets") or {}
     named = evaluation.get("on") if isinstance(evaluation, dict) else None
     merged = dict(datasets) if isinstance(datasets, dict) else {}
-    files = choices_of(TABLES["datasets"].group) if isinstance(named, list) else []
-    for name in (name for name in named or () if name in files):
+    files = choices_of(TABLES["datasets"].group)
+    for name in (name for name in (named if isinstance(named, list) else ()) if name in files):
         own = merged.get(name) or {}
         if isinstance(own, dict) and own.get("kind", MISSING) == MISSING and own.get("class_path") is None:
             file = conf_dir() / TABLES["datasets"].group / f"{name}.yaml"

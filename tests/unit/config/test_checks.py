@@ -38,6 +38,7 @@ NO_NAMES = ("reference", "dataset", "greedy", "optimum", "mean", "a@b")
         ("evaluation.on=[gsm8k,gsm8k]", "twice"),
         ("evaluation.on=[mean]", "evaluation.on: mean"),
         ("evaluation.on_own=false", "evaluation.on_own=false: no test set"),
+        ("evaluation.on=5", "must be a list"),
         ("evaluation={on: [gsm8k], on_own: false, etas: [1.0]}", "evaluation.etas chooses by"),
         ("datasets.addition.trained_on=false", "datasets.addition.trained_on=false"),
         *((f"evaluation.also={{{name}: /m}}", f"evaluation.also.{name}: a") for name in ("DPO", *NO_NAMES)),
