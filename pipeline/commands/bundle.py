@@ -15,7 +15,7 @@ import re
 import secrets as system_random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, cast
@@ -30,13 +30,15 @@ from pipeline.commands.run import leased, logged_to
 from pipeline.commands.typed import OUTPUTS, Experiment, OutputDir, Stamp, examples
 from pipeline.config.load import COMPOSITION_ERRORS, config_from_plain, explain
 from pipeline.config.schema import Backend, Config
-from pipeline.config.tables import CHECKPOINT, REWARD_NAMES
+from pipeline.config.tables import CHECKPOINT, REWARD_NAMES, rows_of
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import plain_target, write_whole
+from pipeline.learning.algos.base import DATASET
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.outputs import formats
 from pipeline.plan.graph import Job, Plan
 from pipeline.plan.recorded import causes, recorded
@@ -54,6 +56,7 @@ from pipeline.runs.verified import (
     compare_outputs,
     has_settings,
     recompute,
+    scored_otherwise,
 )
 from pipeline.terminal.console import make_console, say
 from pipeline.terminal.streams import on_one_line
@@ -68,7 +71,7 @@ _MOST = 20
 
 @app.command(
     epilog=examples(
-        "pipeline bundle first_run                                      # shows what it would hold",
+        "pipeline bundle first_run",
         "pipeline bundle first_run --to first_run.tar",
         "pipeline bundle first_run --to first_run.tar --without samples --yes",
     )
@@ -308,7 +311,33 @@ def _repeat(opened: Bundle, how: _How, folder: Path, console: Console) -> Repeat
     def read(job: Job) -> list[formats.Sample]:
         return list(formats.read_lines(request.store.path(job.key) / formats.SAMPLES, formats.Sample))
 
-    return compare_outputs(opened, plan, made, read)
+    found = compare_outputs(opened, plan, made, read)
+    return replace(found, problems=[*found.problems, *_scored_again(opened, request, targets, console)])
+
+
+def _scored_again(opened: Bundle, request: Request, targets: Sequence[str], console: Console) -> list[str]:
+    """Score the recorded completions of the chosen evaluations again; return what differs, in words."""
+    if SAMPLES in opened.contents.left_out:
+        say(console, "not scored again: the bundle has no texts")
+        return []
+    names = {key: name for name, key, file in opened.outcomes if file == formats.SAMPLES}
+    differing, number = [], 0
+    for job in (request.plan.jobs[job_id] for job_id in targets):
+        settings, rows = request.config.datasets[rows_of(job.dataset)], job.inputs.get(DATASET, ())
+        dataset = load_dataset(settings, request.store.path(rows[0]) if rows else None)
+        samples = opened.samples(names[job.key])
+        other = scored_otherwise(samples, dataset, settings, request.config.evaluation.reward_batch_size)
+        number += 0 if other is None else len(samples)
+        if other:
+            said = f"of {count(len(other), 'recorded completion')} the prompt or the score is another one here"
+            differing.append(f"{job.id}: {said}, first of row {other[0].row}")
+    said = (
+        f"scored again: {count(number, 'recorded completion')}"
+        if number
+        else "not scored again: by models or judges"
+    )
+    say(console, said)
+    return differing
 
 
 def _config_of(opened: Bundle, how: _How, folder: Path) -> Config:

@@ -18,14 +18,17 @@ import numpy as np
 
 from pipeline.config import tables
 from pipeline.config.plain import value_problems
-from pipeline.config.schema import EvaluationConfig, StageConfig
+from pipeline.config.schema import DatasetConfig, EvaluationConfig, StageConfig
 from pipeline.engine.store.store import Store
 from pipeline.errors import PipelineError
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.algos import parts
 from pipeline.learning.algos.base import REFERENCE, JobContext
 from pipeline.learning.algos.registry import load_algorithm
+from pipeline.learning.datasets.base import Dataset, plain_text
 from pipeline.learning.evaluation.statistics import paired_intervals
+from pipeline.learning.rewards.registry import known_rewards
+from pipeline.learning.rewards.scoring import Scorer
 from pipeline.outputs import formats
 from pipeline.outputs.formats import Sample
 from pipeline.plan.contents import STATISTICS
@@ -46,6 +49,7 @@ _IDENTITY: Mapping[str, Sequence[str]] = {
 """Part of the results -> fields that name an object of it."""
 _ALIKE = 1e-8
 """Relative deviation that is attributed to rounding: results have ten digits."""
+_MOST_TOKENS = 1_000_000
 
 # -- recompute ---------------------------------------------------------------------------------------------------
 
@@ -393,6 +397,38 @@ def compare_outputs(
         problems=[*problems, *wrong],
         makers=list(makers),
     )
+
+
+def scored_otherwise(
+    samples: Sequence[Sample], dataset: Dataset, settings: DatasetConfig, batch_size: int
+) -> list[Sample] | None:
+    """Score recorded completions again, and return those whose prompt, reward or verdict is another one.
+
+    Args:
+        samples: Completions with their texts.
+        dataset: The rows.
+        settings: Its rewards.
+        batch_size: The setting `evaluation.reward_batch_size`.
+
+    Returns:
+        None if a reward is a model or a judge, which a repetition need not agree with.
+    """
+    if any(reward.path in tables.MODEL_REWARDS for reward in known_rewards(settings)):
+        return None
+    rows = [dataset.row(sample.row) for sample in samples]
+    # Not the tokens that were drawn, but as many: no shipped reward looks at more.
+    tokens = [[0] * min(sample.tokens, _MOST_TOKENS) for sample in samples]
+    with Scorer(settings) as scorer:
+        scored = scorer.score(rows, [sample.completion for sample in samples], tokens, batch_size)
+    values = [None if math.isnan(value) else float(value) for value in scored.values]
+    return [
+        sample
+        for sample, row, value, correct, answer in zip(
+            samples, rows, values, scored.correct, scored.answers, strict=True
+        )
+        if not _are_alike(sample.reward, value)
+        or (sample.correct, sample.answer, sample.prompt) != (correct, answer, plain_text(row.prompt))
+    ]
 
 
 def in_order(plan: Plan) -> list[Job]:

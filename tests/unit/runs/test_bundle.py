@@ -13,6 +13,8 @@ import msgspec
 import pytest
 
 from pipeline.commands.bundle import _risks
+from pipeline.learning.datasets.base import load_dataset, plain_text
+from pipeline.learning.rewards.scoring import Scorer
 from pipeline.outputs.formats import Sample
 from pipeline.plan.graph import Job, Plan
 from pipeline.runs.bundle import (
@@ -32,7 +34,8 @@ from pipeline.runs.bundle import (
     write_bundle,
 )
 from pipeline.runs.origin import Maker
-from pipeline.runs.verified import Repeated, compare_outputs, differences
+from pipeline.runs.verified import Repeated, compare_outputs, differences, scored_otherwise
+from tests.doubles.composing import quick_config
 
 KEY = "0123456789" * 4
 MEMBERS = {
@@ -277,6 +280,22 @@ def test_outcomes_of_other_arithmetic_differ_within_the_tolerance_or_not() -> No
         ("worse", "reward"): True,
     }
     assert differences({"fewer": (was, was[1:])})[1]
+
+
+def test_recorded_completions_are_scored_again() -> None:
+    settings = quick_config(["experiment.name=t"]).datasets["addition"]
+    dataset = load_dataset(settings)
+    rows = [dataset.row(int(row)) for row in dataset.ids("test")[:3]]
+    texts = [str(row.columns["solution"]) for row in rows]
+    with Scorer(settings) as scorer:
+        votes = scorer.score(rows, texts, [[0] * 4] * 3).answers
+    known = [
+        Sample(row.id, 0, plain_text(row.prompt), text, 4, 1.0, True, 0.0, False, answer=vote)
+        for row, text, vote in zip(rows, texts, votes, strict=True)
+    ]
+    assert scored_otherwise(known, dataset, settings, 256) == []
+    wrong = [replace(known[0], reward=0.0), replace(known[1], completion="0"), replace(known[2], prompt="1+1=")]
+    assert scored_otherwise(wrong, dataset, settings, 256) == wrong
 
 
 def test_rewards_are_compared_in_parts_of_their_range() -> None:
