@@ -22,6 +22,7 @@ from pipeline.foreign import ForeignDataError, converted
 from pipeline.runs.compare import compare_runs, comparison_csv, comparison_tables, same_settings
 from pipeline.runs.equal import LIMITS, Limits, block_data, block_tables, blocks_csv, blocks_of, limits_of
 from pipeline.runs.figures import Format, write_figures
+from pipeline.runs.frontier import lead_tables, leads_of
 from pipeline.runs.loaded import LoadedRun, choose_run, experiments, load, load_planned, runs_of
 from pipeline.runs.report.format import count
 from pipeline.runs.trackers import Feeders
@@ -103,6 +104,7 @@ def written(path: Path, write: Callable[[], None], console: Console) -> None:
         "pipeline compare first_run second_run",
         "pipeline compare 'eta_*' --csv eta.csv",
         "pipeline compare first_run --at flops=1e10,kl=0.5+flops=1e10",
+        "pipeline compare first_run --front",
     )
 )
 def compare(
@@ -122,18 +124,22 @@ def compare(
             metavar="NAME=NUMBER",
         ),
     ] = None,
+    front: Annotated[
+        bool,
+        typer.Option(help="Say which methods of a run have the most within limits of KL and FLOPs an answer."),
+    ] = False,
     as_json: AsJson = False,
     output_dir: OutputDir = OUTPUTS,
 ) -> None:
     """Print runs side by side, or write them as CSV or as the page of a report."""
     console = make_console(stderr=is_standard_output(csv))  # for a word on the page, which is no part of the table
     refuse_both({"--csv": csv, "--json": as_json})
-    if at:
-        refuse_both({"--at": at, "--html": html})
-        _compare_methods(output_dir, names, limits_of(at), csv, console, as_json=as_json)
+    refuse_both({"--at": at, "--html": html, "--front": front})
+    if at or front:
+        _compare_methods(output_dir, names, limits_of(at) if at else None, csv, console, as_json=as_json)
         return
     if as_json:
-        raise ConfigError("--json goes with --at; of runs side by side --csv has every number")
+        raise ConfigError("--json goes with --at or --front; of runs side by side --csv has every number")
     runs = runs_named(output_dir, names)
     if csv is not None and not is_standard_output(csv):
         refuse_records("--csv", csv, runs)
@@ -155,28 +161,31 @@ def compare(
 def _compare_methods(
     output_dir: Path,
     names: Sequence[str],
-    limits: Sequence[Limits],
+    limits: Sequence[Limits] | None,
     csv: Path | None,
     console: Console,
     *,
     as_json: bool,
 ) -> None:
-    """Compare the methods of one run within limits."""
+    """Compare the methods of one run within limits; None for limits on its whole front."""
     name, _, stamp = names[0].rstrip("/").partition("/")
     if len(names) > 1:
-        raise ConfigError("--at compares the methods of one run: give one NAME, or NAME/TIMESTAMP, with it")
+        word = "--at compares" if limits is not None else "--front compares"
+        raise ConfigError(f"{word} the methods of one run: give one NAME, or NAME/TIMESTAMP, with it")
     run = load(choose_run(output_dir, name, stamp or None))
     if csv is not None and not is_standard_output(csv):
         refuse_records("--csv", csv, [run])
-    blocks = blocks_of(run, limits)
+    leads = leads_of(run) if limits is None else []
+    blocks = [lead.block for lead in leads] if limits is None else blocks_of(run, limits)
     if as_json:
         print_json([block_data(block) for block in blocks])
     elif csv is not None:
         write_table(csv, blocks_csv(blocks), console)
     else:
-        for block in blocks:
+        whole = lead_tables(leads, run.results)
+        for tables in whole if limits is None else (block_tables(block, run.results) for block in blocks):
             console.print()
-            console.print(*block_tables(block, run.results))
+            console.print(*tables)
         if run.state != "done":
             say(console, f"this run: {run.state}, so rounds may be missing", "yellow")
         if not blocks:

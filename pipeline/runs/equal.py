@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -205,6 +205,12 @@ def blocks_of(run: LoadedRun, limits: Sequence[Limits]) -> list[Block]:
     for at, own in groupby(blocks, key=lambda block: block.at):
         _refuse_nothing(at, list(own))
     return blocks
+
+
+def blocks_by_place(run: LoadedRun) -> dict[tuple[str, str], Callable[[Limits], Block]]:
+    """Return for every dataset and model a function from limits to a block, which may have no method."""
+    stored = _Stored(run)
+    return {place: partial(stored.block, place) for place in stored.places}
 
 
 class _Stored:

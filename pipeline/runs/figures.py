@@ -133,7 +133,9 @@ def _figures(run: LoadedRun) -> Iterator[tuple[str, Callable[[], Figure]]]:
         if any(len(points) > 1 for points in series.values()):
             yield f"rounds_{where}", partial(_rounds, series, heading, look)
         if series := _against_flops(methods, compute.costs, place):
-            yield f"flops_{where}", partial(_flops, series, heading, look)
+            yield f"flops_{where}", partial(_flops, series, heading, look, "FLOPs of training")
+        if series := _against_answers(methods, compute.costs, place):
+            yield f"answers_{where}", partial(_flops, series, heading, look, "FLOPs of an answer")
 
 
 # -- data --------------------------------------------------------------------------------------------------------
@@ -199,6 +201,18 @@ def _against_flops(methods: Methods, costs: Iterable[CostRow], place: Place) -> 
         if name != REFERENCE
     }
     return {name: points for name, points in series.items() if points}
+
+
+def _against_answers(methods: Methods, costs: Iterable[CostRow], place: Place) -> Series:
+    """Return the result of each method after its last round, against the FLOPs of an answer."""
+    metric = _metric(methods)
+    spent = {(cost.algo, cost.round): cost.answer for cost in costs if (cost.dataset, cost.model) == place}
+    last = {name: max(rounds) for name, rounds in methods.items()}
+    return {
+        name: [_at(flops, methods[name][number][metric])]
+        for name, number in last.items()
+        if (flops := spent.get((name, number))) and metric in methods[name][number]
+    }
 
 
 def _at(x: float, y: PooledRow) -> Point:
@@ -273,8 +287,8 @@ def _rounds(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
     return _with_legend(figure, axes)
 
 
-def _flops(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
-    """Draw results against training FLOPs."""
+def _flops(series: Series, metric: str, look: Mapping[str, Look], label: str) -> Figure:
+    """Draw results against FLOPs."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     figure, axes = _figure()
@@ -284,7 +298,7 @@ def _flops(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(xs) / min(xs) < 100 else (1,)))
     axes.xaxis.set_major_formatter(EngFormatter())
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("FLOPs of training")
+    axes.set_xlabel(label)
     axes.set_ylabel(metric)
     return _with_legend(figure, axes)
 

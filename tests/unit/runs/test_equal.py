@@ -24,6 +24,7 @@ from pipeline.errors import ConfigError
 from pipeline.outputs.prompts import PromptMeasures, write_prompts
 from pipeline.plan.graph import Job, Plan
 from pipeline.runs.equal import Block, block_data, block_tables, blocks_csv, blocks_of, limits_of
+from pipeline.runs.frontier import leads_of
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import write_results
 from tests.doubles.runs import WrittenRun
@@ -333,3 +334,27 @@ def test_the_command_prints_and_writes_them(crossed: StoredRun, tmp_path: Path) 
     assert (tmp_path / "at.csv").read_text() == asked("--at", "kl=1", "--csv", "-")
     for wrong in (["--at", "kl"], ["--json"], ["--at", "kl=1", "--html", "x.html"], ["y", "--at", "kl=1"]):
         assert asked(*wrong, code=2).count("error:") <= 1
+
+
+# -- the front of a run ------------------------------------------------------------------------------------------
+
+
+def test_a_front_has_the_best_within_each_pair_of_limits_and_claims_what_tests_do(crossed: StoredRun) -> None:
+    leads = leads_of(crossed.loaded)
+    # DPO costs 2 an answer and GRPO 1; the largest divergence is that of GRPO's last round, 2.0.
+    assert [(lead.kl, lead.answer) for lead in leads] == [(0.5, 1), (2.0, 1), (0.5, 2), (1.0, 2), (2.0, 2)]
+    assert [lead.best.algo for lead in leads] == ["GRPO", "GRPO", "GRPO", "DPO", "GRPO"]
+    for lead in leads:
+        tested = {pair for pair in lead.block.comparisons if lead.best.algo in (pair.first, pair.second)}
+        shown = {name for pair in tested if pair.p < 0.05 / 10 for name in (pair.first, pair.second)}
+        assert {*lead.above} == shown - {lead.best.algo}
+        others = {row.algo for row in (*lead.block.within, lead.block.methods[0])} - {lead.best.algo}
+        assert {*lead.above, *lead.open, *lead.untested} == others
+
+
+def test_the_command_writes_the_blocks_of_a_front(crossed: StoredRun, tmp_path: Path) -> None:
+    common = ["compare", "x", "--front", "--output-dir", str(crossed.folder.path.parents[1])]
+    told = CliRunner().invoke(app, [*common, "--json"])
+    assert [block["at"] for block in json.loads(told.stdout)][-1] == "kl=2.0+flops_per_answer=2.0"
+    assert CliRunner().invoke(app, [*common, "--at", "kl=1"]).exit_code == 2
+    assert "GRPO is above reference" in CliRunner().invoke(app, common).stdout

@@ -1,0 +1,168 @@
+"""Find which methods have the most reward within limits of divergence and of the cost of an answer.
+
+Methods that guide, that change weights and that pick among several answers differ in both. Their fronts
+are compared within each pair of limits; levels of error hold for all pairs of limits together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pipeline.runs import record
+from pipeline.runs.equal import Block, Limits, Reached, blocks_by_place, limits_of
+from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.report.format import decimal, interval, places_of, si, title
+from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, first_few, number_column
+from pipeline.terminal.columns import Column, FittedTable, Told, told_table
+
+_PARTS_OF_KL = (0.25, 0.5, 1.0)
+_ALIKE = 1.25
+"""Factor within which costs of an answer count as one."""
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The method with the most reward within limits. No claim is made beyond its tests.
+
+    Attributes:
+        block: All methods within the limits.
+        kl: Limit in nats per sequence.
+        answer: Limit in FLOPs of an answer.
+        best: The method with the largest value, maybe the reference.
+        above: Methods that it is shown to be above.
+        open: Methods that it is not told apart from.
+        untested: Methods without measures by prompt to test.
+    """
+
+    block: Block
+    kl: float
+    answer: float
+    best: Reached
+    above: tuple[str, ...]
+    open: tuple[str, ...]
+    untested: tuple[str, ...]
+
+
+def leads_of(run: LoadedRun) -> list[Lead]:
+    """Return who leads within each pair of limits, for every dataset and model; the loosest last.
+
+    Limits of divergence are a quarter, half and all of the largest, those of cost all that differ by more than a
+    quarter. Pairs that leave the same methods and rounds are shown once, at the tightest.
+
+    Raises:
+        StoreError: The results of the run hold something else.
+    """
+    found: list[Lead] = []
+    for block_at in blocks_by_place(run).values():
+        every = block_at(Limits("", ()))
+        cells: dict[frozenset[tuple[str, int | None]], tuple[float, float, Block]] = {}
+        for answer in _levels_of_cost(every):
+            for kl in _levels_of_kl(every):
+                block = block_at(*limits_of([f"kl={kl!r}+flops_per_answer={answer!r}"]))
+                if block.within:
+                    same = frozenset((row.algo, row.round) for row in block.within)
+                    cells.setdefault(same, (kl, answer, block))
+        # Each cell has two families of comparisons, with the reference and of pairs, each corrected by itself.
+        level = (1 - run.results.confidence) / max(1, 2 * len(cells))
+        found += [_lead(block, kl, answer, level) for kl, answer, block in cells.values()]
+    return found
+
+
+def _levels_of_kl(block: Block) -> list[float]:
+    largest = max((row.kl for row in block.within if row.kl is not None), default=0.0)
+    return [_up(part * largest) for part in _PARTS_OF_KL] if largest else []
+
+
+def _levels_of_cost(block: Block) -> list[float]:
+    levels: list[float] = []
+    for row in sorted(block.methods, key=lambda row: -_answer(row)):
+        if _answer(row) > 0 and (not levels or _answer(row) * _ALIKE < levels[-1]):
+            levels.append(_up(_answer(row)))
+    return levels[::-1]
+
+
+def _answer(row: Reached) -> float:
+    return 0.0 if row.cost is None or row.cost.answer is None else row.cost.answer
+
+
+def _up(value: float) -> float:
+    """Round up to three digits, so that a limit is what is printed."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.3g}")
+
+
+def _lead(block: Block, kl: float, answer: float, level: float) -> Lead:
+    rows = {row.algo: row for row in block.methods if row.result is not None and row.result.value is not None}
+    best = max(rows.values(), key=lambda row: (row.result and row.result.value) or 0.0)
+    above, apart = [], set[str]()
+    for pair in block.comparisons:
+        if best.algo in (pair.first, pair.second):
+            other = pair.second if pair.first == best.algo else pair.first
+            apart.add(other)
+            # The best has the larger mean over its own prompts and chains; what all have may say otherwise.
+            is_above = pair.difference > 0 if pair.first == best.algo else pair.difference < 0
+            if pair.p < level and is_above:
+                above.append(other)
+    others = [name for name in rows if name != best.algo]
+    return Lead(
+        block=block,
+        kl=kl,
+        answer=answer,
+        best=best,
+        above=tuple(above),
+        open=tuple(name for name in others if name in apart and name not in above),
+        untested=tuple(name for name in others if name not in apart),
+    )
+
+
+def lead_tables(leads: Sequence[Lead], results: record.Results) -> Iterator[list[FittedTable]]:
+    """Yield a table of leads for each dataset and model, with a sentence for each below."""
+    places = {(lead.block.dataset, lead.block.model): None for lead in leads}
+    for place in places:
+        own = [lead for lead in leads if (lead.block.dataset, lead.block.model) == place]
+        yield [_table(own, results)]
+
+
+def _table(leads: Sequence[Lead], results: record.Results) -> FittedTable:
+    first = leads[0].block
+    values = [lead.best.result for lead in leads if lead.best.result is not None]
+    places = places_of(end for one in values for end in (one.value, one.ci_low, one.ci_high))
+
+    def value(lead: Lead) -> str:
+        return "" if lead.best.result is None else decimal(lead.best.result.value or 0.0, places=places)
+
+    def ends(lead: Lead) -> str:
+        one = lead.best.result
+        return "" if one is None else interval(one.ci_low, one.ci_high, places=places)
+
+    columns: list[Told] = [
+        (number_column("KL at most", 1), lambda lead: decimal(lead.kl)),
+        (number_column("an answer at most", 1), lambda lead: si(lead.answer)),
+        (Column(heading="most", least=LEAST_NAME), lambda lead: lead.best.algo),
+        (number_column(HEADINGS.get(first.metric, first.metric or "value"), 1), value),
+        (number_column("interval", 4), ends),
+        (number_column("above", 2), lambda lead: str(len(lead.above))),
+        (number_column("open", 3), lambda lead: str(len(lead.open))),
+    ]
+    return told_table(
+        columns,
+        [leads],
+        title=title(first.dataset, first.model, "most reward within limits"),
+        caption=lambda shown: "\n".join(_about(leads, results, shown)),
+    )
+
+
+def _about(leads: Sequence[Lead], results: record.Results, shown: set[str]) -> Iterator[str]:
+    level = 1 - results.confidence
+    yield "Limits: KL in nats per sequence, FLOPs of an answer. above: methods that it is shown to be above."
+    yield f"open: methods not told apart from it, at the level of {level:.2g} for all limits together."
+    for lead in leads:
+        parts = [f"above {first_few(lead.above, 'methods')}"] if lead.above else []
+        parts += [f"not told apart from {first_few(lead.open, 'methods')}"] if lead.open else []
+        parts += [f"not tested against {first_few(lead.untested, 'methods')}"] if lead.untested else []
+        within = f"At most {decimal(lead.kl)} nats and {si(lead.answer)} FLOPs"
+        yield f"{within}: {lead.best.algo} is {'; '.join(parts) or 'alone'}."
+    algos = {row.algo for lead in leads for row in lead.block.within}
+    yield from about_bounds(results.bounded_among(algos), {*shown, "KL/seq"})
