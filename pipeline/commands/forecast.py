@@ -12,13 +12,15 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from pipeline.commands.request import Request
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, DeviceChoice
 from pipeline.engine.run_jobs import add_forecast, read_durations, read_forecasts
 from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.scheduler.ready import ranks_of_rows
 from pipeline.engine.scheduler.state import THERE
 from pipeline.learning.memory import fit
 from pipeline.machine.memory import usable_bytes
 from pipeline.plan import graph
+from pipeline.plan.keeping import measures
 from pipeline.plan.models import count_weights
 from pipeline.runs.report.format import count, roughly, typed_command
 from pipeline.terminal.console import say
@@ -50,12 +52,16 @@ class Forecast:
         """Whether every job was timed."""
         return not self.unknown
 
-    def interval_s(self) -> tuple[float, float] | None:
-        """Return the seconds at the 10 % and the 90 % quantile of the ratios; None with too few of them."""
+    def range(self) -> tuple[float, float] | None:
+        """Return the 10 % and the 90 % quantile of the ratios; None with too few of them."""
         if len(self.ratios) < LEAST_RUNS:
             return None
         tenths = quantiles(self.ratios, n=10, method="inclusive")
-        return self.seconds * tenths[0], self.seconds * tenths[-1]
+        return tenths[0], tenths[-1]
+
+    def interval_s(self) -> tuple[float, float] | None:
+        """Return the seconds at these quantiles; None with too few ratios."""
+        return None if (found := self.range()) is None else (self.seconds * found[0], self.seconds * found[1])
 
     def __str__(self) -> str:
         if not self.timed:
@@ -75,17 +81,23 @@ class Forecast:
 
 def forecast(request: Request, missing: Collection[str]) -> Forecast:
     """Predict how long the jobs of a request take that are to run."""
-    plan, workers, root = request.plan, request.layout.workers, request.store.root
+    plan, root = request.plan, request.store.root
     durations = read_durations(root, request.gpu)
     kinds = {job_id: graph.duration_name(plan.jobs[job_id]) for job_id in missing}
     timed = tuple(job_id for job_id in missing if kinds[job_id] in durations.jobs)
     return Forecast(
-        seconds=graph.estimated_makespan(plan, timed, workers)
-        + graph.estimated_load(plan, timed, workers, durations.seconds),
+        seconds=_seconds(request, timed),
         timed=timed,
         unknown=tuple(dict.fromkeys(kind for kind in kinds.values() if kind not in durations.jobs)),
         ratios=tuple(read_forecasts(root, request.gpu)),
     )
+
+
+def _seconds(request: Request, job_ids: Collection[str]) -> float:
+    """Predict how long some jobs take on the devices, with loading."""
+    plan, workers = request.plan, request.layout.workers
+    load_s = graph.estimated_load(plan, job_ids, workers, read_durations(request.store.root, request.gpu).seconds)
+    return graph.estimated_makespan(plan, job_ids, workers) + load_s
 
 
 def compared(request: Request, told: Forecast, outcome: Outcome) -> Outcome:
@@ -102,21 +114,60 @@ def tell_time(request: Request, told: Forecast, console: Console) -> None:
     number, name = len(request.used_devices), request.gpu
     where = f"{number} x {name}" if name else count(number, "CPU slot")
     if request.is_elsewhere:
-        say(console, f"Planned for {where}: this machine has too few usable GPUs to run it.")
+        asks = request.config.distributed.num_gpus is not None or request.config.device is DeviceChoice.cuda
+        here = "this machine has too few usable GPUs to run it"
+        if not asks:
+            here = (
+                "the GPU of the profile. This machine has none, and runs on CPU slots (device=cpu plans for them)"
+            )
+        say(console, f"Planned for {where}: {here}.")
     line = f"Time on {where}: {told}."
     if not told.is_whole:
         on = " on such a machine" if request.is_elsewhere else ""
         line += f" dry_run=measure{on} measures each kind for some seconds."
     say(console, line)
-    if (limit := request.config.experiment.budget.device_hours) is not None and told.is_whole:
-        jobs = [request.plan.jobs[job_id] for job_id in told.timed]
-        hours = sum(job.seconds * job.devices for job in jobs) / 3600
-        say(
-            console,
-            f"Its jobs take about {hours:.3g} device hours without loading; experiment.budget has {limit:g}.",
-        )
+    if (limit := request.config.experiment.budget.device_hours) is not None:
+        say(console, _budget_in_words(request, told, limit) if told.is_whole else _NO_BUDGET)
     if request.is_elsewhere:
         _tell_memory(request.config, request.devices[0].memory_total_bytes, number, console)
+
+
+_NO_BUDGET = "What fits into experiment.budget is not known before that."
+
+
+def _budget_in_words(request: Request, told: Forecast, hours: float) -> str:
+    """Say which rows of results a budget of device hours is enough for."""
+    jobs = request.plan.jobs
+    whole = sum(jobs[job_id].seconds * jobs[job_id].devices for job_id in told.timed) / 3600
+    rows = [job.id for job in jobs.values() if measures(job)]
+
+    def finished(begun: Collection[str]) -> list[str]:
+        return [row for row in rows if row in begun or row not in told.timed]
+
+    begun = begun_within(request, told, 3600 * hours)
+    fit = finished(begun)
+    low, high = told.range() or (1.0, 1.0)
+    fewest, most = (len(finished(begun_within(request, told, 3600 * hours / ratio))) for ratio in (high, low))
+    about = f"{len(fit)} of {len(rows)} rows of results fit"
+    if fewest != most:
+        about += f" ({fewest} to {most} by the same quantiles)"
+    if fit and len(begun) < len(told.timed):
+        last = max(fit, key=ranks_of_rows(request.plan).__getitem__)
+        about += f", in about {roughly(_seconds(request, begun))}; the last is {last.rpartition('/')[0]}"
+    return f"experiment.budget has {hours:g} device hours, and the jobs take {whole:.3g} without loading: {about}."
+
+
+def begun_within(request: Request, told: Forecast, limit_s: float) -> list[str]:
+    """Return the timed jobs that begin before a budget of device seconds is spent, in the order of rows."""
+    ranks, jobs = ranks_of_rows(request.plan), request.plan.jobs
+    begun: list[str] = []
+    spent_s = 0.0
+    for job_id in sorted(told.timed, key=ranks.__getitem__):
+        if spent_s >= limit_s:
+            break
+        begun.append(job_id)
+        spent_s += jobs[job_id].seconds * jobs[job_id].devices
+    return begun
 
 
 def _tell_memory(config: Config, memory_bytes: int, gpus: int, console: Console) -> None:

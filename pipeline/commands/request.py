@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from pipeline.config.checks import check_config, check_together, idle_settings
-from pipeline.config.schema import Backend, Config, ExecutionConfig, Keep
+from pipeline.config.schema import Backend, Config, DeviceChoice, DryRun, ExecutionConfig, Keep
 from pipeline.config.tables import point_of, rows_of
 from pipeline.engine.devices import inventory, select
 from pipeline.engine.keeper import Keeper
@@ -261,13 +261,16 @@ def _devices(config: Config) -> tuple[list[inventory.Device], bool]:
 
         gpus = config.distributed.num_gpus
         return cluster_devices(config.device, execution, config.system.cpu_threads, gpus), False
+    planned = select.planned_gpus(config.distributed, execution.workers) if config.dry_run else []
     try:
-        return select.devices_of(config.device, execution.workers, config.distributed).best(), False
+        found = select.devices_of(config.device, execution.workers, config.distributed).best()
     except DeviceError:
-        planned = select.planned_gpus(config.distributed, execution.workers)
-        if not config.dry_run or not planned:
+        if not planned:
             raise
         return planned, True
+    if planned and config.dry_run is DryRun.true and config.device is DeviceChoice.auto and found[0].kind == "cpu":
+        return planned, True  # the profile's GPU is what is asked about; a measurement takes what is here
+    return found, False
 
 
 def _check_ray(config: Config) -> None:

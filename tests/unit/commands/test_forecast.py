@@ -1,13 +1,14 @@
 """What a dry run tells of the time: from records of the same devices, with a range, or that nothing is known."""
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.commands.forecast import LEAST_RUNS, Forecast, compared, forecast, tell_time
+from pipeline.commands.forecast import LEAST_RUNS, Forecast, begun_within, compared, forecast, tell_time
 from pipeline.commands.measure import extended, small_version
 from pipeline.commands.request import Request, look_up, prepare
 from pipeline.commands.run import run_experiment
@@ -105,6 +106,39 @@ def test_devices_that_are_not_here_are_planned_for_and_never_run_on(tmp_path: Pa
     assert "models.tiny" in printed.getvalue()
     assert run_experiment(request.config, Terminal(file=printed, width=80)) == 0
     assert not (tmp_path / "x").exists()
+
+
+def test_a_profile_of_a_gpu_is_planned_for_that_gpu(tmp_path: Path) -> None:
+    request = asked(tmp_path, *A100[1:])
+    assert request.is_elsewhere
+    assert [device.kind for device in request.devices] == ["cuda"]
+    for here in (("device=cpu",), ("dry_run=measure",), ("dry_run=false",)):
+        assert [device.kind for device in asked(tmp_path, *A100[1:], *here).devices][:1] == ["cpu"]
+
+
+def test_a_budget_is_told_by_the_rows_that_it_is_enough_for(tmp_path: Path) -> None:
+    settings = (*CPU, "experiment.seeds=[0,1]")
+    record(asked(tmp_path, *settings), 3600.0)
+    request = asked(tmp_path, *settings)
+    whole = told(request)
+    total_s = sum(request.plan.jobs[job_id].seconds for job_id in whole.timed)
+    assert begun_within(request, whole, 1e-9) == begun_within(request, whole, total_s)[:1]
+    assert sorted(begun_within(request, whole, total_s)) == sorted(whole.timed)
+    half = begun_within(request, whole, total_s / 2)
+    assert {request.plan.jobs[job_id].round for job_id in half} == {0, 1}  # row by row, so the first rounds
+    for number in range(LEAST_RUNS):
+        add_forecast(request.store.root, 100.0, 100.0 + 50.0 * number)
+    shown = {}
+    for hours in (total_s / 7200, total_s):
+        budget = f"experiment.budget={{device_hours:{hours}}}"
+        printed = io.StringIO()
+        request = asked(tmp_path, *settings, budget)
+        tell_time(request, told(request), Terminal(file=printed, width=1000))
+        shown[hours] = re.findall(r"(\d+) of (\d+) rows|\((\d+) to (\d+)", printed.getvalue())
+    rows = [job for job in request.plan.jobs.values() if job.stage == "metrics"]
+    (some, of_all, *_), (_, _, fewest, most) = shown[total_s / 7200]
+    assert int(fewest) < int(some) <= int(most) < int(of_all) == len(rows)
+    assert shown[total_s] == [(of_all, of_all, "", "")]
 
 
 def test_times_of_one_device_say_nothing_of_another(tmp_path: Path) -> None:
