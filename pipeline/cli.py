@@ -76,6 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     entry = hydra.main(version_base=load.VERSION_BASE, config_path=conf, config_name="config")(one_run)
     try:
         flags = multirun.read_flags(arguments)
+        multirun.refuse_repeats(flags.typed)
         folder = flags.config_dir
         settings = load.as_meant(flags.overrides)
         _check_settings(flags, settings)

@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 
 from pipeline.config.meaning import did_you_mean, known_keys
+from pipeline.config.plain import brief, refuse_all
 from pipeline.config.schema import DeviceChoice
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.sweeps.reporting import TRIALS, own_trial
@@ -142,7 +143,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the flags of a command line, and its settings as `overrides`.
+    """Read the flags of a command line, and its settings as `overrides`; without those of flags as `typed`.
 
     Those for devices become settings, the last ones, so that they win. Together they replace what a configuration
     says: ``--num-gpus 2`` means two GPUs also where a file says ``gpu_ids: [0, 1, 2, 3]`` or ``device: cpu``.
@@ -173,6 +174,7 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     words = [word for word in flags.gpu_ids if "=" not in word]  # for an id argparse takes what follows as well
     settings = [*flags.overrides, *(word for word in flags.gpu_ids if "=" in word)]
     flags.overrides = [_BARE_IDS.sub(r"\1=[\2]", word) if _BARE_IDS.fullmatch(word) else word for word in settings]
+    flags.typed = list(flags.overrides)
     ids = [id_ for word in words for id_ in word.split(",") if id_]
     if (flags.gpu_ids and not ids) or not all(id_.isdecimal() for id_ in ids):
         raise ConfigError(f"--gpu-ids {' '.join(words)}: ids of GPUs, as in --gpu-ids 0 2 3")
@@ -184,6 +186,21 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
             "distributed.gpu_list=null",
         ]
     return flags
+
+
+def refuse_repeats(words: Sequence[str]) -> None:
+    """Refuse settings that a command line has twice with different values: Hydra would take the last one.
+
+    Raises:
+        ConfigError: There are such; names all of them.
+    """
+    values: dict[str, dict[str, None]] = {}
+    for word in words:
+        key, is_setting, value = word.lstrip("+").partition("=")
+        if is_setting:
+            values.setdefault(key, {})[value] = None
+    shown = {key: " and ".join(map(brief, given)) for key, given in values.items() if len(given) > 1}
+    refuse_all([f"{key} is given several times, as {given}: give it once" for key, given in shown.items()])
 
 
 def for_hydra(flags: argparse.Namespace, settings: Sequence[str]) -> list[str]:

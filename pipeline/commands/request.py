@@ -304,6 +304,10 @@ def check_fits_ray(config: Config) -> None:
 
 def _check_places(config: Config, store: Path) -> None:
     """Refuse folders to write to that cannot be made or entered."""
+    for key, given in (("output_dir", config.output_dir), ("execution.store", config.execution.store)):
+        if "://" in (given or ""):
+            address = "an address that machines share is execution.shared_store"
+            raise ConfigError(f"{key}={given}: must be a folder of this machine; {address}")
     outputs = Path(config.output_dir)
     for key, folder in (
         ("output_dir", outputs),

@@ -206,6 +206,7 @@ def _parsed(family: typer.Typer, of: str, name: str, words: Sequence[str]) -> Ma
 
 def _run_config(words: Sequence[str], more: Sequence[str]) -> schema.Config:
     flags = multirun.read_flags(words)
+    multirun.refuse_repeats(flags.typed)
     if any((flags.help, flags.hydra_help, flags.version, flags.cfg, flags.info, flags.shell_completion)):
         raise ConfigError(f"run {' '.join(words)}: that prints something and ends, which is no work for a job")
     settings = next(multirun.requests(flags.overrides)) if flags.multirun else list(flags.overrides)

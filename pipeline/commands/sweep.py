@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 import pipeline
 from pipeline.commands import launch, looking, start
 from pipeline.commands.typed import OUTPUTS, AsJson, Every, LastLines, examples, refuse_both
-from pipeline.config.schema import LONGEST_S, DeviceChoice
+from pipeline.config.schema import LONGEST_S, Config, DeviceChoice
 from pipeline.engine.devices import inventory, select
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, DeviceError, PipelineError, StoreError, WorkerError, known_names
@@ -182,6 +182,20 @@ def conclude(folder: SweepFolder, console: Console) -> None:
     say(console, "report:", copy=shown_path(folder.report.absolute()))
 
 
+def _refuse_early_ends(config: Config) -> None:
+    """Refuse what ends a trial elsewhere than the next one, so that their values do not compare."""
+    if config.experiment.budget:
+        raise ConfigError(
+            "experiment.budget: trials share the store, so how far it takes each depends on which ran before; "
+            "leave it out, and limit rounds_of_training, or the trials (run_cap)"
+        )
+    if config.experiment.race is not None:
+        raise ConfigError(
+            "experiment.race: each trial would evaluate other prompts and chains; leave it out, and end bad "
+            "trials by early_terminate"
+        )
+
+
 def check_settings(sweep: Sweep) -> None:
     """Refuse settings that a run of this package would refuse, and a metric that it would not report.
 
@@ -207,6 +221,7 @@ def check_settings(sweep: Sweep) -> None:
         check_config(config)
     except ConfigError as error:
         raise ConfigError(f"the first trial would be refused: {error}") from error
+    _refuse_early_ends(config)
     # Algorithms of the user's own may measure what they like, and parts of rewards be called anything.
     own = any(algo.enabled and algo.class_path is not None for algo in config.algos.values())
     name = sweep.metric.name if sweep.metric else OBJECTIVE

@@ -28,9 +28,15 @@ SMALL = [
 ]
 
 
+def small(*overrides: str) -> list[str]:
+    """The settings of `SMALL` and others, each once, as a command line has them: the last one of a key wins."""
+    last = {word.partition("=")[0].lstrip("+"): word for word in (*SMALL, *overrides)}
+    return [*last.values()]
+
+
 def command(output_dir: Path, *overrides: str, name: str = "t") -> list[str]:
     main = str(ROOT / "run_parallel.py")
-    return [sys.executable, main, f"experiment.name={name}", f"output_dir={output_dir}", *SMALL, *overrides]
+    return [sys.executable, main, f"experiment.name={name}", *small(f"output_dir={output_dir}", *overrides)]
 
 
 def run(output_dir: Path, *overrides: str, name: str = "t", code: int = 0) -> str:
@@ -51,7 +57,7 @@ def run_here(output_dir: Path, *overrides: str, name: str = "t", code: int = 0) 
     """As `run`, all of it in this process: for tests that are not about processes, and quicker by their start."""
     done = CliRunner().invoke(
         app,
-        ["run", f"experiment.name={name}", f"output_dir={output_dir}", "device=cpu", INLINE, *SMALL, *overrides],
+        ["run", f"experiment.name={name}", *small(f"output_dir={output_dir}", "device=cpu", INLINE, *overrides)],
     )
     assert done.exit_code == code, done.output
     return done.output

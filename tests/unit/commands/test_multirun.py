@@ -12,7 +12,7 @@ from rich.console import Console
 from pipeline import cli
 from pipeline.commands import multirun, run
 from pipeline.commands.listeners import OBJECTIVE, is_judged, values_of
-from pipeline.commands.multirun import for_hydra, read_flags
+from pipeline.commands.multirun import for_hydra, read_flags, refuse_repeats
 from pipeline.commands.start import WRONG_REQUEST
 from pipeline.config.checks import check_config
 from pipeline.config.schema import Config, DeviceChoice, DistributedConfig
@@ -222,6 +222,27 @@ def test_a_wrong_flag_is_answered_with_what_was_meant(words: str, said: str) -> 
         read_flags(words.split())
     assert said in str(refused.value)
     assert "usage:" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("experiment.name=x experiment.name=y", ["experiment.name", "'x'", "'y'"]),
+        ("algos=[PITA] algos=[DPO]", ["algos is", "[PITA]", "[DPO]"]),
+        ("a.b=1 +a.b=2 c=1 d=3 c=2", ["a.b", "c is"]),
+        ("a=1,2 a=3", ["'1,2'", "'3'"]),
+        ("a=1 a=1 ~b ~b b=2", []),
+        ("distributed.num_gpus=1 --num-gpus 2", []),
+    ],
+)
+def test_a_setting_is_given_once_and_a_flag_wins(words: str, named: list[str]) -> None:
+    typed = read_flags(words.split()).typed
+    if not named:
+        refuse_repeats(typed)
+        return
+    with pytest.raises(ConfigError) as refused:
+        refuse_repeats(typed)
+    assert [word for word in named if word not in str(refused.value)] == []
 
 
 def test_a_list_of_gpus_has_two_names() -> None:

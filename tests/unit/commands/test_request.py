@@ -32,6 +32,8 @@ def test_places_where_nothing_can_be_written_are_refused(
             prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}={place}"]))
     with pytest.raises(ConfigError, match=r"^experiment\.name: nothing can be written in .*notes\.txt: "):
         prepare(quick_config(["experiment.name=notes.txt", "device=cpu", f"output_dir={tmp_path}"]))
+    with pytest.raises(ConfigError, match=rf"^{key}=s3://bucket/x: must be a folder"):
+        prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}=s3://bucket/x"]))
     for place in ("linked", "linked/deep", "x/y"):
         assert prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}={place}"])).plan.jobs
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gone", "linked", "notes.txt"]

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
+from tests.doubles.small_runs import ROOT
 from tests.doubles.sweeps import SweepOnPaper, searched
 
 
@@ -46,6 +47,25 @@ def test_a_dry_run_tells_trials_devices_and_the_command_of_the_next_and_begins_n
     for words, refused in ((["4", "2"], "--agents N --gpus-per-agent N"), (["--wandb"], "W&B would choose")):
         assert refused in told(tmp_path / "outputs", *run, *words, code=2)
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("key", ["experiment.budget={device_hours: 1}", "experiment.race={until: best}"])
+def test_what_ends_each_trial_elsewhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    asked = {
+        "program": "run_parallel.py",
+        "method": "grid",
+        "parameters": {"algos.PITA.eta": {"values": [0.5, 1]}},
+    }
+    (tmp_path / "own.yaml").write_text(
+        json.dumps({**asked, "command": [str(ROOT / "run_parallel.py"), "${args}"]})
+    )
+    words = ("run", str(tmp_path / "own.yaml"), key, "--device", "cpu", "--dry-run")
+    said = told(tmp_path / "outputs", *words, code=2)
+    assert key.partition("=")[0] in said
+    assert "trial" in said
 
 
 def test_all_sweeps_stand_in_one_table_and_one_is_told_of_in_full(outputs: Path) -> None:
