@@ -85,7 +85,8 @@ class DistilledConfig(policy_config.OnlineConfig, policy_config.TaughtConfig):
         if self.teacher and Path(self.teacher).exists():
             yield f"{typed}: a folder or file here is ./{self.teacher}; without a slash it is a method of the run"
         elif not isinstance(teacher, ValueAlgoConfig) or not teacher.enabled:
-            yield from policy_config.TaughtConfig.problems(self, key, config)
+            for said in policy_config.TaughtConfig.problems(self, key, config):
+                yield f"{said} A model is named by a path or hub id with a slash."
         elif teacher.others is Others.dropped:
             yield (
                 f"{typed}: algos.{self.teacher}.others=dropped gives most tokens no probability, which is "
