@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.base import START_TRAIN as START_TRAIN
     from pipeline.learning.algos.base import TEACHER_TRAIN as TEACHER_TRAIN
     from pipeline.learning.algos.base import TEXT as TEXT
+    from pipeline.learning.algos.block_search import BlockSearch as BlockSearch
+    from pipeline.learning.algos.block_search import BlockSearchConfig as BlockSearchConfig
     from pipeline.learning.algos.dpo import KTO as KTO
     from pipeline.learning.algos.dpo import ORPO as ORPO
     from pipeline.learning.algos.dpo import KTOConfig as KTOConfig

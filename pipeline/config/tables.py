@@ -25,6 +25,7 @@ from pipeline.errors import ConfigError, unknown_name
 
 ALGORITHMS = {
     "BestOfN": "pipeline.learning.algos.reward_stage:BestOfN",
+    "BlockSearch": "pipeline.learning.algos.block_search:BlockSearch",
     "CD": "pipeline.learning.algos.qsharp:CD",
     "Distilled": "pipeline.learning.algos.distilled:Distilled",
     "DPO": "pipeline.learning.algos.dpo:DPO",

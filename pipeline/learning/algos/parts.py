@@ -16,7 +16,7 @@ from pipeline.learning.algos.online import fit_online
 from pipeline.learning.algos.opening import open_dataset
 from pipeline.learning.datasets import chat
 from pipeline.learning.datasets.base import Dataset, Row, Text
-from pipeline.learning.generation import policy, sampling
+from pipeline.learning.generation import blocks, policy, sampling
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import KnownOffset, Offset, Tilt
 from pipeline.learning.models import load, source, tiny

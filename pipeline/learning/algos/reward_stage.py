@@ -241,6 +241,13 @@ class Selection(Enum):
     majority = "majority"  # the most frequent answer, the first of equals
 
 
+def without_choice(key: str, settings: AlgoConfig, config: Config) -> Iterator[str]:
+    """Report greedy decoding where a method chooses among samples."""
+    for name in (name for name, one in config.datasets.items() if settings.enabled and one.sampling.is_greedy):
+        greedy = f"datasets.{name}.sampling.temperature=0 draws one, which leaves nothing to choose from"
+        yield f"{key}: {greedy}. Leave one of the two out"
+
+
 @dataclass(kw_only=True)
 class PickerConfig(AlgoConfig):
     """Settings shared by BestOfN and RM: of n samples of the reference, and of a model that picks one."""
@@ -273,9 +280,7 @@ class PickerConfig(AlgoConfig):
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """Report too few samples to pick from, also of greedy decoding, and batch sizes that split pairs."""
         yield from too_few(key, self.num_generations)
-        for name in (name for name, one in config.datasets.items() if self.enabled and one.sampling.is_greedy):
-            greedy = f"datasets.{name}.sampling.temperature=0 draws one, which leaves nothing to choose from"
-            yield f"{key}: {greedy}. Leave one of the two out"
+        yield from without_choice(key, self, config)
         yield from halved_pairs(key, self.batch_size, config)
 
 

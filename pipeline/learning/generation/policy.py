@@ -275,16 +275,21 @@ class TextPolicy:
         Raises:
             OutOfMemory: Not even one row fits.
         """
-        limits = np.full(len(prompts), self.limit) if budgets is None else np.asarray(budgets, np.int64)
+        limits = self._limits(prompts, budgets)
         begun = np.minimum(self.limit - limits, [len(prompt) for prompt in prompts])
+        return self._complete(decode.DecodingWork(prompts, limits, samples, begun, on_batch), keys)
+
+    def _limits(self, prompts: Sequence[Sequence[int]], budgets: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        return np.full(len(prompts), self.limit) if budgets is None else np.asarray(budgets, np.int64)
+
+    def _complete(self, work: decode.DecodingWork, keys: sampling.Keys | None) -> decode.Decoded:
         own_keys = None if self.is_greedy else keys
-        work = decode.DecodingWork(prompts, limits, samples, begun, on_batch)
         work.on_tokens = self.on_tokens
         if self._backend is not None:
             self._backend.complete(work, own_keys)
         else:
             self._decode(work, own_keys)
-        kl = self._divergence([prompt for prompt in prompts for _ in range(samples)], work.tokens)
+        kl = self._divergence([prompt for prompt in work.prompts for _ in range(work.samples)], work.tokens)
         logprobs = None
         if self._backend is not None and self._guidance is None:
             logprobs = [work.logprobs.get(at, np.zeros(0, np.float32)) for at in range(len(work.tokens))]
@@ -489,6 +494,16 @@ class BestOfNPolicy(TextPolicy):
         return decode.Decoded([drawn.tokens[index] for index in places], drawn.kl[places] + bound)
 
 
+def of_texts(
+    score: Callable[..., NDArray[np.float64]],
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+) -> NDArray[np.float64]:
+    """Return the scores of prompts with their completions, shape [N]."""
+    with torch.inference_mode():
+        return score(whole_texts(prompts, completions))
+
+
 def by_score(score: Callable[..., NDArray[np.float64]]) -> Picker:
     """Return a picker of the highest score, the first of equals.
 
@@ -499,9 +514,7 @@ def by_score(score: Callable[..., NDArray[np.float64]]) -> Picker:
     def pick(
         prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], count: int
     ) -> NDArray[np.int64]:
-        with torch.inference_mode():
-            scores = score(whole_texts(prompts, completions))
-        picked: NDArray[np.int64] = scores.reshape(-1, count).argmax(1)
+        picked: NDArray[np.int64] = of_texts(score, prompts, completions).reshape(-1, count).argmax(1)
         return picked
 
     return pick

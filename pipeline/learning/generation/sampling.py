@@ -138,6 +138,11 @@ def split_keys(keys: Keys, count: int) -> Keys:
     return np.concatenate([keys[..., None], more], -1)
 
 
+def keys_after(keys: Keys, steps: int) -> Keys:
+    """Return keys whose draws are those of `keys` from a step on: `uniforms` without its first columns."""
+    return keys + np.array([steps], np.uint64) * _GOLDEN
+
+
 def uniforms(keys: Keys, steps: int) -> NDArray[np.float64]:
     """Return draws in the open interval (0, 1), one per step of each key; they depend only on key and step.
 

@@ -95,7 +95,7 @@ def expected_labels(values: Tensor, atoms: int) -> Tensor:
     """Return the mean label of logits, shape [B, T]."""
     if atoms == 1:
         return values.sigmoid()
-    return values.softmax(-1) @ torch.linspace(0, 1, atoms, device=values.device)
+    return values.softmax(-1) @ torch.linspace(0, 1, atoms, dtype=values.dtype, device=values.device)
 
 
 def chosen_values(values: Tensor, ids: Tensor) -> Tensor:
@@ -335,11 +335,11 @@ def scale_of(scores: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def sequence_scores(model: ValueModel, batch: Batch) -> Tensor:
-    """Return the score of each sequence, shape [B]: the value at its last token."""
+    """Return the score of each sequence, shape [B] or [B, n]: the value at its last token."""
     values = batch_values(model, batch)
     width = batch.ids.shape[1]
     last = width - 1 - batch.mask.int().flip(-1).argmax(-1)
-    return values.gather(1, last[:, None]).squeeze(1)
+    return values[torch.arange(len(last), device=last.device), last]
 
 
 def fit_reward_model(model: ValueModel, pairs: Sequences, fitting: loop.Fitting) -> list[float]:
@@ -375,16 +375,23 @@ def reward_scores(
     ranks: distributed.Ranks = distributed.ALONE,
     purpose: flops.Purpose = "rewards",
     hints: Path | None = None,
+    as_labels: bool = False,
 ) -> NDArray[np.float64]:
-    """Return raw scores of sequences, shape [N].
+    """Return raw scores of sequences, or mean labels from 0 to 1, shape [N].
 
     Their FLOPs count for `purpose`; batch sizes that fit are remembered in the folder `hints`.
     """
+
+    def scores(batch: Batch) -> Tensor:
+        raw = sequence_scores(model, batch)
+        # In float64, where confident values still differ.
+        return expected_labels(raw.double(), model.config.atoms) if as_labels else raw
+
     model.eval()
     flops.spend(purpose, flops.model_cost(model).forward(flops.whole_texts(data.lengths)))
     return scoring.score_sequences(
         data,
-        lambda batch: sequence_scores(model, batch),
+        scores,
         micro_batch_size=micro_batch_size,
         device=device,
         ranks=ranks,
