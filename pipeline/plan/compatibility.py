@@ -199,7 +199,7 @@ def _of_bits(config: Config, gpu: bool) -> Iterator[str]:
         if trained := [key for key, algo in config.algos.items() if algo.enabled and _trains_policy(key, algo)]:
             yield (
                 f"{typed}: {', '.join(trained)} would train the policy, and only a frozen one can be in few bits. "
-                f"Use algorithms that leave it frozen (PITA, QSharp, CD, QSharp-HF, BestOfN), {whole}"
+                f"Use algorithms that leave it frozen (PITA, QSharp, CD, QSharp-HF, BestOfN, BlockSearch), {whole}"
             )
         if config.generation.backend is not TextBackend.own:
             backend = config.generation.backend.name

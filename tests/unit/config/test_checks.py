@@ -112,6 +112,12 @@ def test_no_algorithm_at_all_is_refused() -> None:
         ("DPO", ["algos.DPO.sampling=online", "algos.DPO.pairs=existing"], "DPO.pairs=existing"),
         ("RM", ["algos.RM.held_out=0.01", "data_collection.prompts_per_round=50"], "held_out=0.01: less than one"),
         ("RM", ["algos.RM.num_generations=1"], "RM.num_generations=1: must be at least 2"),
+        ("CD,BlockSearch", [], r"BlockSearch.teacher=null: no method of the run that guides. Known: CD\."),
+        (
+            "CD,BlockSearch",
+            ["algos.BlockSearch={teacher: CD, beams: 3}"],
+            "num_generations=4: must be a multiple of",
+        ),
         ("DPO", ["algos.DPO.start=SFT"], "start=SFT: the run has no such method"),
         ("DPO,PITA", ["algos.DPO.start=PITA"], "PITA trains no policy to begin with"),
         ("DPO", ["algos.DPO.start=DPO"], "would begin with what comes out of itself"),

@@ -1,15 +1,19 @@
 """Chains of every algorithm in this process: what stages write, and that methods are what they say."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pipeline.config.schema import SystemConfig
 from pipeline.errors import JobError
 from pipeline.learning.algos import opening
+from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.block_search import BlockSearch
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.shipped import Addition
 from pipeline.learning.models import load
@@ -146,6 +150,38 @@ def test_a_majority_needs_no_training(tmp_path: Path) -> None:
     assert training(found, "BestOfN", 1) == {"tokens_generated": 0, "tokens_trained": 0}
     n = 4
     assert found.metrics("BestOfN", 1)["kl_per_sequence"] == pytest.approx(np.log(n) - (n - 1) / n, abs=1e-6)
+
+
+class Worst(BlockSearch):
+    """Goes on from what the value model likes least."""
+
+    name = "Worst"
+
+    def choose(
+        self, ctx: JobContext, candidates: Sequence[Sequence[int]], values: NDArray[np.float64], count: int
+    ) -> NDArray[np.int64]:
+        return super().choose(ctx, candidates, -values, count)
+
+
+def test_a_search_goes_on_from_what_the_value_model_of_another_method_likes(tmp_path: Path) -> None:
+    n, searches = 3, ("num_generations: 3", "block_size: 3", "teacher: QSharp")
+    found = Chains(
+        tmp_path,
+        "algos=[QSharp]",
+        f"algos.BlockSearch={{enabled: true, {', '.join(searches)}}}",
+        f"algos.Worst={{enabled: true, class_path: {__name__}.Worst, {', '.join(searches)}}}",
+        "rounds_of_training=2",
+    )
+    best, worst = (found.metrics(algo, 2) for algo in ("BlockSearch", "Worst"))
+    assert best["reward"] > worst["reward"]
+    # A bound for each of the two blocks of four tokens.
+    assert best["kl_per_sequence"] == pytest.approx(2 * (np.log(n) - (n - 1) / n), abs=1e-6)
+    (last,) = found.folders("QSharp", 2, "train")
+    searched = [job for job in found.plan.jobs.values() if (job.algo, job.stage) == ("BlockSearch", "evaluate")]
+    assert {job.round for job in searched} == {2}
+    for job in searched:
+        assert job.inputs["teacher.train"] == (last.name,)
+        assert 0 < found.flops[job.id]["decoding"] < found.flops[job.id]["guidance"]
 
 
 def test_a_chain_begins_with_the_policy_of_another_method_and_is_held_to_that(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ TOKENIZER = make_tokenizer(base.load_dataset(shipped.AdditionConfig(kind="additi
 ENDLESS: Any = SimpleNamespace(completion_length=None, fixed_length=False)
 PROMPTS, SAMPLES, LIMIT = [[1, 2, 3], [4], [5, 6]], 2, 5
 KEYS = sample_keys(0, "test", np.arange(len(PROMPTS)), SAMPLES)
-END = "7"
+END = "2"
 Row = NDArray[np.float64]
 Kind = TypeVar("Kind", bound=TextPolicy)
 
@@ -110,8 +110,6 @@ def test_it_goes_on_from_the_candidates_of_the_highest_values(
         for key in own
     ]
     assert found.tokens == expected
-    lengths = {len(tokens) for tokens in found.tokens}
-    assert max(lengths) <= LIMIT
     blocks = [-(-len(tokens) // block) for tokens in found.tokens]
     first, further = math.log(n) - (n - 1) / n, math.log(n // beams)
     adds = first if beams == 1 else further
@@ -128,6 +126,7 @@ def test_one_candidate_is_the_reference_and_one_block_is_best_of_n() -> None:
     best_of.count, best_of.pick = 4, by_score(partial(reward_scores, guide, **SCORED))
     expected = best_of.complete(PROMPTS, KEYS, samples=SAMPLES)
     assert expected.tokens != plain.tokens
+    assert len({len(tokens) for tokens in expected.tokens}) > 1
     for beams in (1, 2, 4):
         found = search(model, guide, 4, beams, LIMIT).complete(PROMPTS, KEYS, samples=SAMPLES)
         assert found.tokens == expected.tokens
