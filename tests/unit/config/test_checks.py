@@ -141,7 +141,8 @@ def test_strengths_at_which_the_atoms_would_be_wrong_are_refused_with_what_would
 
 @pytest.mark.parametrize("profile", ["a100_80gb", "h200", "cpu"])
 def test_profiles_fit_every_algorithm(profile: str) -> None:
-    config = quick_config(["experiment.name=t", f"algos=[{','.join(ALGORITHMS)}]", f"profile={profile}"])
+    taught = [f"algos.{name}.teacher=CD" for name in ("BlockSearch", "Distilled")]
+    config = quick_config(["experiment.name=t", f"algos=[{','.join(ALGORITHMS)}]", f"profile={profile}", *taught])
     check_config(config)
     assert {name for name, one in config.algos.items() if one.enabled} == {*ALGORITHMS}
 
