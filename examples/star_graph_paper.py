@@ -3,7 +3,7 @@
     python run_parallel.py experiment=paper/star_graph_cpu experiment.name=stars
 
 Methods learn from pairs: the right path, and the first wrong one that the reference draws. A prompt for which
-`TRIES` draws are all right has no pair, as in that code.
+`tries` draws are all right has no pair, as in that code.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline import DPO, AlgoConfig, Dataset, JobContext, QSharp, QSharpConfig, number
-from pipeline.toolbox import REINFORCEpp, REINFORCEppConfig
+from pipeline import DPO, AlgoConfig, Dataset, DPOConfig, JobContext, QSharp, QSharpConfig, number
+from pipeline.toolbox import REINFORCEpp, REINFORCEppConfig, Settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,12 +23,21 @@ if TYPE_CHECKING:
 
     from pipeline.toolbox import Drawn, Offset, Samples, TextPolicy, ValueModel
 
-TRIES = 1000
-PAIRS = {"pairs": "gold against wrong", "tries": TRIES, "version": 1}
-"""What decides the pairs, so that methods share them; raise the version when their code changes."""
+
+@dataclass(kw_only=True)
+class Tries(Settings):
+    """How often a wrong path is looked for."""
+
+    tries: int = number(1000, at_least=1, at_most=1_000_000)
+    """Most draws of the reference for a prompt."""
+
+    @property
+    def pairs_by(self) -> Mapping[str, Any]:
+        """What decides the pairs, so that methods share them; raise the version when their code changes."""
+        return {"pairs": "gold against wrong", "tries": self.tries, "version": 1}
 
 
-def gold_against_wrong(ctx: JobContext, dataset: Dataset, reference: TextPolicy) -> Drawn:
+def gold_against_wrong(ctx: JobContext, dataset: Dataset, reference: TextPolicy, tries: int) -> Drawn:
     """Return a group of two for each prompt of a shard: its right path, and a wrong one of the reference."""
     import numpy as np
 
@@ -37,16 +46,19 @@ def gold_against_wrong(ctx: JobContext, dataset: Dataset, reference: TextPolicy)
     rows, tokenizer = toolbox.round_rows(ctx, dataset), toolbox.reference_model(ctx)[1]
     prompts = toolbox.encode(ctx, reference, rows)
     gold = tokenizer([str(row.columns["solution"]) for row in rows], add_special_tokens=False).input_ids
-    ids, wrong, generated, left = toolbox.row_ids(rows), {}, 0, np.arange(len(rows))
-    for attempt in range(TRIES):
-        keys = toolbox.sample_keys(ctx.seed, f"{ctx.round}/wrong/{attempt}", ids[left], 1)
-        drawn = reference.complete([prompts[at] for at in left], keys).tokens
+    ids, left = toolbox.row_ids(rows), [*range(len(rows))]
+    wrong: dict[int, list[int]] = {}
+    generated, tried, count = 0, 0, 1
+    while left and tried < tries:
+        keys = toolbox.sample_keys(ctx.seed, f"{ctx.round}/wrong/{tried}", ids[left], count)
+        drawn = reference.complete([prompts[at] for at in left], keys, samples=count).tokens
         generated += sum(map(len, drawn))
-        wrong |= {int(at): tokens for at, tokens in zip(left, drawn, strict=True) if tokens != gold[at]}
-        left = np.array([at for at in left if int(at) not in wrong], np.int64)
+        for place, at in enumerate(left):
+            own = [tokens for tokens in drawn[place * count : (place + 1) * count] if tokens != gold[at]]
+            wrong |= {at: own[0]} if own else {}
+        left, tried = [at for at in left if at not in wrong], tried + count
+        count = min(2 * count, max(1, tries - tried))  # few prompts are left, and are drawn for at once
         ctx.progress(len(wrong), total=len(rows), tokens=generated)
-        if not len(left):
-            break
     both, tokens = [at for at in sorted(wrong) for _ in range(2)], []
     for at in sorted(wrong):
         tokens += [gold[at], wrong[at]]
@@ -71,10 +83,12 @@ class Tilt(Enum):
 
 
 @dataclass(kw_only=True)
-class PaperValueConfig(QSharpConfig):
+class PaperValueConfig(Tries, QSharpConfig):
     """Settings of QSharp, and which of the codes' tilts is used."""
 
     tilt: Tilt = Tilt.qsharp
+    from_reference: bool = False
+    """Begin with the reference itself, as QSharp does."""
 
 
 class PaperValue(QSharp):
@@ -86,11 +100,12 @@ class PaperValue(QSharp):
     @classmethod
     def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any]:
         """Return what decides the pairs."""
-        return PAIRS
+        assert isinstance(settings, Tries)
+        return settings.pairs_by
 
     def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
         """Return the pairs; `label` gives 1 to the right path and 0 to the wrong one, by the reward."""
-        return gold_against_wrong(ctx, dataset, reference)
+        return gold_against_wrong(ctx, dataset, reference, ctx.settings(PaperValueConfig).tries)
 
     def offset(self, algo: AlgoConfig) -> Offset:
         """Return the function for a tilt."""
@@ -112,7 +127,7 @@ class PaperValue(QSharp):
         from transformers import AutoModelForCausalLM
 
         model = super()._start(ctx)
-        if ctx.config.model.is_trained:
+        if ctx.config.model.is_trained and not ctx.settings(PaperValueConfig).from_reference:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(ctx.config.model.references[0] or 0)
                 untrained = AutoModelForCausalLM.from_config(model.backbone.config)
@@ -120,22 +135,29 @@ class PaperValue(QSharp):
         return model
 
 
+@dataclass(kw_only=True)
+class PaperDPOConfig(Tries, DPOConfig):
+    """Settings of DPO, and of its pairs."""
+
+
 class PaperDPO(DPO):
     """DPO on the same pairs; with `sft_weight` it is RPO."""
 
     name: ClassVar[str] = "PaperDPO"
+    config_class: ClassVar[type[AlgoConfig]] = PaperDPOConfig
 
     @classmethod
     def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any]:
         """Return what decides the pairs."""
-        return PAIRS
+        assert isinstance(settings, Tries)
+        return settings.pairs_by
 
     def generate(self, ctx: JobContext) -> None:
         """Return the pairs; `keep` prefers the right path, by the reward."""
         from pipeline import toolbox
 
-        dataset = toolbox.open_dataset(ctx)
-        gold_against_wrong(ctx, dataset, toolbox.reference_policy(ctx, dataset)).save(ctx.out)
+        dataset, tries = toolbox.open_dataset(ctx), ctx.settings(PaperDPOConfig).tries
+        gold_against_wrong(ctx, dataset, toolbox.reference_policy(ctx, dataset), tries).save(ctx.out)
 
 
 @dataclass(kw_only=True)
@@ -158,7 +180,8 @@ class PaperREINFORCE(REINFORCEpp):
         count = config.data_collection.prompts_per_round * passes
         config.generation = replace(config.generation, top_p=1e-9)
         config.data_collection = replace(config.data_collection, prompts_per_round=count)
-        config.dataset = replace(config.dataset, train_size=count)  # type: ignore[call-arg]
+        if hasattr(config.dataset, "train_size"):
+            config.dataset = replace(config.dataset, train_size=count)
         super().train(replace(ctx, config=config))
 
     def advantages(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:

@@ -27,6 +27,7 @@ from pipeline.learning.algos.distilled import OTHER_TOKENS
 from pipeline.learning.algos.dpo import KTOConfig, PairSource
 from pipeline.learning.algos.qsharp import CDConfig, QSharpConfig
 from pipeline.learning.algos.sft import SFTConfig
+from pipeline.learning.algos.value_guided import ValueAlgoConfig
 from pipeline.learning.datasets.base import check_demonstrations, demonstration_length, load_dataset
 from pipeline.learning.datasets.files import HubDataset, in_cache
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
@@ -85,7 +86,7 @@ def row_problems(config: Config, facts: Mapping[str, Any]) -> Iterator[str]:
     """
     for algo, settings in [(name, section) for name, section in config.algos.items() if section.enabled]:
         asks = _takes_pairs(settings)
-        labelled = isinstance(settings, KTOConfig)
+        labelled = isinstance(settings, (KTOConfig, ValueAlgoConfig))
         for name, columns in facts["unpaired"].items() if asks else ():
             if not (labelled and "label" in columns):
                 yield (

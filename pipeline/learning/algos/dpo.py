@@ -353,9 +353,7 @@ class KTO(DPO):
         groups.sequences(told, [float(label) for label in labels if label is not None]).save(ctx.out)
 
     def _existing(self, out: Path, rows: Sequence[parts.Row], encoding: Encoding) -> Tally:
-        data, parted, endless = labelled_sequences(rows, encoding)
-        data.save(out)
-        return Tally(base.COMPLETIONS, len(data), parted=parted, endless=endless)
+        return write_labelled(out, rows, encoding)
 
     def training_set(
         self, ctx: base.JobContext, model: parts.PreTrainedModel, folders: Sequence[Path]
@@ -372,6 +370,13 @@ class KTO(DPO):
             of_anchor=lambda data: self.of_anchor(ctx, algo.reference, data, _whole_logprobs),
             of_policy=lambda data: values_of(ctx, model, data, _whole_logprobs, work="score while training"),
         )
+
+
+def write_labelled(out: Path, rows: Sequence[parts.Row], encoding: Encoding) -> Tally:
+    """Write the labelled completions of rows to a folder, and count them; see `labelled_sequences`."""
+    data, parted, endless = labelled_sequences(rows, encoding)
+    data.save(out)
+    return Tally(base.COMPLETIONS, len(data), parted=parted, endless=endless)
 
 
 def labelled_sequences(rows: Sequence[parts.Row], encoding: Encoding) -> tuple[parts.Sequences, int, int]:

@@ -19,6 +19,7 @@ from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, SMALLEST_DIVISO
 from pipeline.errors import JobError
 from pipeline.learning.algos import parts, value_guided
 from pipeline.learning.algos.base import JobContext, Read, Stage, timed
+from pipeline.learning.algos.dpo import PairSource
 from pipeline.learning.algos.reward_stage import REWARD, LearnsReward, RewardModelConfig, cross_fitted
 from pipeline.learning.choices import SMALLEST_STEP, Others
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig
@@ -222,8 +223,10 @@ class QSharpHFConfig(QSharpConfig):
         return 2 * super().trained(stage, samples, decided)
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Also report a Bernoulli head for a learnt reward."""
+        """Also report a Bernoulli head for a learnt reward, and pairs that are not drawn."""
         yield from super().problems(key, config)
+        if self.pairs is PairSource.existing:
+            yield f"{key}.pairs=existing: must be sampled, as its reward model reads roll-outs. Use QSharp"
         if self.atoms == 1:
             yield f"{key}.atoms=1: must be 2 or more, as a learnt reward has any value, for example 11"
 

@@ -18,9 +18,18 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar
 
-from pipeline.config.schema import LARGEST_RATE, SMALLEST_DIVISOR, AlgoConfig, Attention, Config, DType, number
+from pipeline.config.schema import (
+    LARGEST_RATE,
+    SMALLEST_DIVISOR,
+    AlgoConfig,
+    Attention,
+    Config,
+    DType,
+    number,
+    option,
+)
 from pipeline.files import json_text
-from pipeline.learning.algos import base, parts, post_training
+from pipeline.learning.algos import base, dpo, parts, post_training
 from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage, timed
 from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.choices import HeadType, Others
@@ -62,9 +71,16 @@ class ValueAlgoConfig(AlgoConfig):
     """Continue from the value model of the previous round."""
     lora: LoraSettings = field(default_factory=LoraSettings)
     """Train adapters and the head instead of all weights of the value model; merged when stored."""
+    pairs: dpo.PairSource = option(dpo.PairSource.sampled)
+    """With `existing` nothing is drawn: the value model learns from whole completions of the dataset, `chosen` as
+    the highest reward and `rejected` as the lowest, or `completion` by its `label`."""
     held_out: float = number(0.1, at_least=0, below=1, hint=" (0 trains on all)")
     """Fraction of prompts on which the value model is never trained. Its quality on them is in `training.json`,
     and a note is printed if it is no better than the base rate. 0 trains on all."""
+
+    def trained(self, stage: str, samples: int, decided: float) -> float:
+        """Return the roll-outs of a prompt, or both of its completions that the dataset has."""
+        return super().trained(stage, 2 if self.pairs is dpo.PairSource.existing else samples, decided)
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """Report a head that the attention implementation does not support."""
@@ -105,6 +121,13 @@ class ValueGuidedAlgorithms(Algorithm):
         ),
         replace(base.METRICS, reads=(*base.METRICS.reads, Read("sweep"))),
     )
+
+    @classmethod
+    def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:
+        """Leave out the generate stage if the dataset has the completions."""
+        if not isinstance(settings, ValueAlgoConfig) or settings.pairs is dpo.PairSource.sampled:
+            return cls.stages
+        return dpo.with_existing(cls.stages)
 
     @abstractmethod
     def offset(self, algo: ValueAlgoConfig) -> parts.Offset:
@@ -155,7 +178,10 @@ class ValueGuidedAlgorithms(Algorithm):
         self.draw(ctx, dataset, roll_in, reference).save(ctx.out)
 
     def score(self, ctx: JobContext) -> None:
-        """Score and label the drawn completions."""
+        """Score and label the drawn completions, or take those of the dataset."""
+        if ctx.settings(ValueAlgoConfig).pairs is dpo.PairSource.existing:
+            dpo.take_existing(ctx, dpo.write_labelled)
+            return
         groups = parts.score_shard(ctx)
         labelled = self.label(ctx, groups)
         labelled.save(ctx.out)
@@ -298,7 +324,15 @@ class PITAConfig(PreferenceRule, ValueAlgoConfig):
 
     def trained(self, stage: str, samples: int, decided: float) -> float:
         """Return both completions of each pair with a preference."""
-        return 2 * decided * super().trained(stage, samples, decided)
+        one = super().trained(stage, samples, decided)
+        return one if self.pairs is dpo.PairSource.existing else 2 * decided * one
+
+    def idle(self, setting: str) -> str:
+        """Also report how pairs are drawn and decided as unused if the dataset has them."""
+        drawing = ("pairing", "source", "preference", "beta", "ties")
+        if setting in drawing and self.pairs is dpo.PairSource.existing:
+            return "with pairs=existing the pairs come from the dataset"
+        return super().idle(setting)
 
 
 class PITA(ValueGuidedAlgorithms):

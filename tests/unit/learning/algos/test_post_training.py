@@ -138,6 +138,25 @@ def test_a_reward_model_is_tried_on_the_pairs_of_prompts_that_it_has_not_seen(tm
     assert found.metrics("RM", 1)["kl_per_sequence"] == pytest.approx(np.log(4) - 3 / 4, abs=1e-6)
 
 
+def test_value_models_learn_from_the_pairs_of_a_dataset_whole(tmp_path: Path) -> None:
+    found = Chains(
+        tmp_path,
+        *SETTINGS[7:],
+        "algos=[QSharp,PITA]",
+        *(f"algos.{name}={{pairs: existing, held_out: 0.25, batch_size: 16}}" for name in ("QSharp", "PITA")),
+        f"datasets.addition.class_path={__name__}.Paired",
+        *(f"datasets.addition.{each}" for each in ("digits=1", "test_size=10", "validation_size=10")),
+        "data_collection.prompts_per_round=40",
+        "rounds_of_training=1",
+    )
+    for name in ("QSharp", "PITA"):
+        data = sequences.Sequences.load(found.folders(name, 1, "score"))
+        assert data.labels.tolist() == [1.0, 0.0] * 40
+        assert (data.starts == 5).all()  # after <bos> and the prompt, so that all of a completion is learnt
+        assert training(found, name, 1)["sequences"] == (~value.held_out(data.prompts, 0, 0.25)).sum()
+        assert training(found, name, 1)["tokens_generated"] == 0
+
+
 def test_a_majority_needs_no_training(tmp_path: Path) -> None:
     found = Chains(
         tmp_path,
