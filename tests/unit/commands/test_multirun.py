@@ -28,7 +28,12 @@ Arguments = Callable[..., list[str]]
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arguments:
     monkeypatch.chdir(tmp_path)
     base = ["--multirun", "experiment.name=t", "device=cpu", "algos=[PITA]", "rounds_of_training=1"]
-    return lambda *more: [*base, *more]
+
+    def given(*more: str) -> list[str]:
+        own = {word.partition("=")[0] for word in more}
+        return [*(word for word in base if word.partition("=")[0] not in own), *more]
+
+    return given
 
 
 @pytest.fixture
