@@ -86,13 +86,17 @@ def _first_file(folder: Path) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def tensors_in(file: Path) -> dict[str, int]:
-    """Return the number of elements of each tensor of a safetensors file; empty if it cannot be read."""
-    try:
-        with safe_open(file, "np") as opened:
-            return {name: math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError):
-        return {}
+def shapes_in(folder: Path) -> dict[str, list[int]]:
+    """Return the shape of each tensor in the weights of a folder, without those of files that cannot be read.
+
+    Raises:
+        ForeignDataError: The index of the files cannot be read.
+    """
+    shapes: dict[str, list[int]] = {}
+    for file in weight_files(folder):
+        with suppress(OSError, SafetensorError), safe_open(file, "np") as opened:
+            shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+    return shapes
 
 
 def check_whole(typed: str, folder: Path) -> None:
@@ -237,7 +241,7 @@ def _check_reward(typed: str, settings: RewardModelSettings | JudgeSettings) -> 
         check_whole(typed, folder)
         _check_settings(typed, folder)
         if not judges:
-            why = kinds.why_no_scores([name for each in weight_files(folder) for name in tensors_in(each)])
+            why = kinds.why_no_scores(shapes_in(folder))
     if why:
         raise ConfigError(f"{typed}: {why}")
     if isinstance(settings, RewardModelSettings):
@@ -379,7 +383,7 @@ def weights_at(path: str, revision: str | None) -> int:
             return guessed
         folder = config.parent
     with suppress(OSError, ForeignDataError):  # errors in it are reported where models are checked
-        if counted := sum(sum(tensors_in(file).values()) for file in weight_files(folder)):
+        if counted := sum(map(math.prod, shapes_in(folder).values())):
             return counted
     return weights_in_name(path)
 
@@ -426,6 +430,8 @@ def _check_local(model: str, key: str, typed: str, path: Path, trusted: bool) ->
     config = _read_config(typed, path / CONFIG)
     _check_kind(model, key, typed, config, trusted)
     check_whole(typed, path)
+    if why := kinds.why_other_weights(config, shapes_in(path)):
+        raise ConfigError(f"{typed}: {why}")
     _check_settings(typed, path)
 
 

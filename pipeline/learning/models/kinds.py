@@ -291,6 +291,42 @@ def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> st
     )
 
 
+_EMBEDDINGS = (
+    "embed_tokens.weight",
+    "wte.weight",
+    "embed_in.weight",
+    "word_embeddings.weight",
+    ".embeddings.weight",
+)
+"""Ends of the names of weights that have a row for each token."""
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+
+
+def why_other_weights(config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> str | None:
+    """Describe which number of a configuration differs from the weights beside it; None if no name tells one.
+
+    Loading compares all weights, but only once a run has begun.
+
+    Args:
+        config: Content of ``config.json``.
+        shapes: Name -> shape of each weight.
+    """
+    text = config.get("text_config") or config
+    if not isinstance(text, Mapping) or "quantization_config" in config or "auto_map" in config:
+        return None
+    found = {tuple(shape) for name, shape in shapes.items() if name.endswith(_EMBEDDINGS)}
+    rows, columns = [*(found.pop() if len(found) == 1 else ()), None, None][:2]
+    layers = [int(match[1]) for name in shapes if (match := _LAYER.search(name))]
+    width = next((key for key in ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model") if key in text), "")
+    depth = next((key for key in ("num_hidden_layers", "n_layer", "n_layers") if key in text), "")
+    for key, there in (("vocab_size", rows), (width, columns), (depth, max(layers, default=-1) + 1)):
+        said = text.get(key)
+        # Layers that a configuration does not count, as those that predict further tokens, are not loaded.
+        if there and isinstance(said, int) and (said > there or (said != there and key != depth)):
+            return f"its weights do not fit its config.json: {key} is {said} there, and {there} in the weights"
+    return None
+
+
 def why_no_scores(tensors: Collection[str]) -> str | None:
     """Describe why a model gives no scores of texts, by the names of its tensors; None if it can."""
     if any(not _SCORING.isdisjoint(name.split(".")) for name in tensors):

@@ -166,10 +166,31 @@ def test_a_missing_part_of_the_weights_is_told(tmp_path: Path) -> None:
     assert f"{parts[1]} is missing, one of 2 files of weights that model.safetensors.index.json" in refused(folder)
     (folder / parts[1]).write_bytes(saved(7)[:-3])
     assert f"{parts[1]} is cut off" in refused(folder)
-    (folder / parts[1]).write_bytes(saved(7))
+    (folder / parts[1]).write_bytes(saved(7, "wpe.weight"))
     config = request(f"models.hf.path={folder}")
     check_models(config)
     assert count_weights(config.models["hf"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "there"), [("vocab_size", 7, 6), ("n_embd", 3, 4), ("n_layer", 3, 2), ("n_layer", 1, None)]
+)
+def test_weights_of_another_configuration_are_refused(
+    tmp_path: Path, key: str, said: int, there: int | None
+) -> None:
+    """Unless a configuration leaves out layers: those that predict further tokens are in weights alone."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=6, n_embd=4, n_layer=2, n_head=1, n_positions=8)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    asked = request(f"models.hf.path={tmp_path / 'model'}")
+    check_models(asked)
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: said}))
+    refused = pytest.raises(ConfigError, match=rf"{key} is {said} .* {there} in the weights")
+    with nullcontext() if there is None else refused:
+        check_models(asked)
 
 
 def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
