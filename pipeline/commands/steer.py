@@ -6,7 +6,9 @@ While the run goes on its engine is asked; a run that is over is carried out aga
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import chdir, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +21,7 @@ from pipeline.commands.run import run_experiment
 from pipeline.commands.steering import LEVELS, Asked
 from pipeline.config.load import config_from_plain
 from pipeline.config.schema import Config
+from pipeline.engine.devices.inventory import Device, cpu_slots
 from pipeline.engine.journal import JournalReader
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 from pipeline.runs.loaded import LoadedRun, choose_run, load_planned, runs_of
@@ -163,12 +166,22 @@ def _after(run: LoadedRun, asked: Asked) -> tuple[Config, list[str], list[str]]:
     settings = steering.settings_after(asked, made.settings, before, run.jobs, rounds)
     config = steering.composed(made.command, settings)
     config.output_dir = str(run.folder.path.parent.parent)  # wherever this command is typed
-    request = requests.prepare(config, settings)
+    request = requests.prepare(config, settings, devices=_like_those_of(made.devices))
     steering.check_unchanged(run.jobs, request.plan)
     steering.check_resumed(asked, before, request.config)
     if asked.verb != "stop":
         steering.check_kept(run.jobs.values(), request.plan)
     return config, settings, steering.command_after(made.command, made.settings, settings)
+
+
+def _like_those_of(labels: Sequence[str]) -> list[Device] | None:
+    """Return devices like those of a run, which need not be visible here; None if it does not say which it had.
+
+    Only their kind matters to a plan.
+    """
+    like = [device for device in cpu_slots(1) for _ in labels]
+    gpus = any(label.startswith("GPU") for label in labels)
+    return [replace(device, kind="cuda" if gpus else "cpu") for device in like] or None
 
 
 def _afterwards(run: LoadedRun, asked: Asked, console: Console) -> int:

@@ -3,8 +3,8 @@
     pipeline stop NAME CHAIN  -->  requests/ID.json  -->  engine: other settings and plan  -->  RequestAnswered
 
 What a request changes are settings of the run, but for devices and the order of chains. So one command says what a
-run has become: its command with these settings. `origin.json` has it, and is written before the plan is followed.
-Such a request is done if it is in there.
+run has become: its command with these settings. `plan.json` has it, and is written before the plan is followed.
+Such a request is done if it is in there; `LoadedRun` reads it where the other files were not written any more.
 """
 
 import logging
@@ -206,8 +206,11 @@ def _stops(
     if asked.verb == "resume":
         if not last_rounds:
             raise ConfigError(f"resume {asked.chain}: no chain of this run was stopped")
-        names = stopped or [find_named(list(last_rounds), asked.chain, "stopped chain")]
-        return {name: last for name, last in last_rounds.items() if name not in names}
+        places = dict.fromkeys(chain.rpartition("/")[0] for chain in chains)
+        known = [*last_rounds, *(f"{place}/{name}" for name in last_rounds if "/" not in name for place in places)]
+        names = stopped or [find_named(list(dict.fromkeys(known)), asked.chain, "stopped chain")]
+        left = {name: last for name, last in last_rounds.items() if name not in names}
+        return left | {name: total for name in names if _is_apart(name, left)}
     changed = False
     for chain in [] if stopped and asked.chain not in chains.values() else matching(asked.chain, chains):
         done, begun = rounds.get(chain, [0, 0])
@@ -219,6 +222,12 @@ def _stops(
     if not changed:
         raise ConfigError(f"stop {asked.chain}: nothing of it is left to do, or it was stopped already")
     return last_rounds
+
+
+def _is_apart(name: str, last_rounds: Mapping[str, int]) -> bool:
+    """Return whether a chain is excepted from a last round of its algorithm, as the clone of one chain is."""
+    _, is_chain, algo = name.rpartition("/")
+    return bool(is_chain) and any(of in last_rounds for of in (algo, point_of(algo)[0]))
 
 
 def _refuse_needed(chain: str, chains: Mapping[str, str], last: int, config: Config) -> None:
@@ -292,6 +301,9 @@ def _added(settings: Sequence[str], config: Config, words: Sequence[str]) -> lis
             total = yaml.safe_load(value[2])
             if not isinstance(total, int) or total <= before:
                 raise ConfigError(f"add {word}: a new total, and the run has {before} already")
+            ends = config.experiment.last_rounds
+            longer = {name: total for name, last in ends.items() if last == before and _is_apart(name, ends)}
+            values |= {"experiment.last_rounds": {**ends, **longer}} if longer else {}
         others.append(word)
     kept = [word for word in settings if _key(word) not in {_key(other) for other in others}]
     return [*_with(kept, values), *others]
@@ -329,9 +341,10 @@ def _cloned(asked: Asked, settings: Sequence[str], config: Config, chains: Mappi
     if asked.from_round:
         own[f"algos.{name}.continues"] = f"{source}@{asked.from_round}"
     stops = dict(config.experiment.last_rounds)
-    for chain, of in chains.items():
-        if of == source and chain not in chosen:
-            stops[f"{chain.rpartition('/')[0]}/{name}"] = 0
+    if any(of == source and chain not in chosen for chain, of in chains.items()):
+        # Nor is it to run on seeds that come later.
+        own_chains = [f"{chain.rpartition('/')[0]}/{name}" for chain in chosen if chains[chain] == source]
+        stops |= {name: 0, **dict.fromkeys(own_chains, config.rounds_of_training)}
     wrong = [word for word in asked.words if not _key(word).startswith(f"algos.{name}.")]
     if wrong:
         raise ConfigError(
@@ -640,18 +653,25 @@ def _leveled(plan: Plan, levels: Mapping[str, int]) -> Plan:
 
 
 def write_request(run: RunFolder, request: Request, stored: Stored) -> None:
-    """Write the plan, the configuration and at last the origin of a run that goes on with another request.
+    """Write the plan of a run that goes on with another request, which says all, and then its other files.
 
     Raises:
-        OSError: They cannot be written.
+        OSError: The plan cannot be written.
     """
     there = request.plan.jobs.keys() - set(stored.not_here)
-    write_whole(run.plan, recorded.plan_text(request.plan, stored=there, keep=request.config.execution.keep))
-    write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
-    write_standing(run, request)
-    made = origin.read_origin(run.path)
-    origin.write_origin(run.path, replace(made, command=list(request.command), settings=list(request.given)))
-    origin.link_stored(run, request.store, [request.plan.jobs[job_id] for job_id in there])
+    config = yaml.safe_dump(to_plain(request.config), sort_keys=False)
+    become = recorded.Become(command=list(request.command), settings=list(request.given), config=config)
+    write_whole(
+        run.plan, recorded.plan_text(request.plan, stored=there, keep=request.config.execution.keep, become=become)
+    )
+    try:
+        write_whole(run.config, config)
+        write_standing(run, request)
+        made = origin.read_origin(run.path)
+        origin.write_origin(run.path, replace(made, command=list(request.command), settings=list(request.given)))
+        origin.link_stored(run, request.store, [request.plan.jobs[job_id] for job_id in there])
+    except OSError as error:
+        log.warning("%s: %s; plan.json alone says what the run has become", error.filename, error.strerror)
 
 
 def write_standing(run: RunFolder, request: Request) -> None:

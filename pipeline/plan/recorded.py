@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,21 @@ from pipeline.plan.graph import Job, Plan
 
 LIMIT = 4 << 30
 """Largest size of a ``plan.json`` in bytes: about three million jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Become:
+    """What a run has become by a request, as `Origin` and ``config.yaml`` say it, which are written later.
+
+    Attributes:
+        command: Words of the command that repeats it.
+        settings: The settings among them.
+        config: Text of its configuration.
+    """
+
+    command: list[str]
+    settings: list[str]
+    config: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +42,7 @@ class RecordedPlan:
         sections: Digest -> sections of the configuration.
         key_format: The format of keys in that version of the code, or None if it was not recorded.
         keep: Which trained weights the run keeps, or None if not recorded, which means all.
+        become: What the run has become by the last request; None if it was not changed.
     """
 
     jobs: dict[str, Job]
@@ -35,6 +51,7 @@ class RecordedPlan:
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     key_format: int | None = None
     keep: Keep | None = None
+    become: Become | None = None
 
     @cached_property
     def by_key(self) -> dict[str, str]:
@@ -55,16 +72,19 @@ class RecordedPlan:
         return self.sections.get(digest, {}) if isinstance(digest, str) else {}
 
 
-def plan_text(plan: Plan, stored: Collection[str] = (), keep: Keep = Keep.all) -> str:
+def plan_text(
+    plan: Plan, stored: Collection[str] = (), keep: Keep = Keep.all, become: Become | None = None
+) -> str:
     """Return the text of ``plan.json``: one job or edge per line, so that it is small and can be searched by line.
 
     Args:
         plan: The plan.
         stored: Ids of the jobs that need not run.
         keep: Which trained weights the run keeps.
+        become: What the run has become by a request; None if it was not changed.
     """
-    parts = []
-    for name, value in {**plan.to_json(stored), "keep": keep.name}.items():
+    parts, more = [], {"become": asdict(become)} if become else {}
+    for name, value in {**plan.to_json(stored), "keep": keep.name, **more}.items():
         if isinstance(value, list) and value:
             parts.append(f"{_compact(name)}:[\n" + ",\n".join(map(_compact, value)) + "\n]")
         else:

@@ -11,6 +11,7 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -30,10 +31,10 @@ from pipeline.foreign import LARGEST_FILE, RESOLVED, ForeignDataError, converted
 from pipeline.outputs import formats
 from pipeline.outputs.manifest import why_removed
 from pipeline.plan.graph import ANY, Job
-from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
+from pipeline.plan.recorded import LIMIT, Become, RecordedPlan, parse_plan
 from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, compute_of, read_compute, results_of
-from pipeline.runs.origin import Origin, read_origin
+from pipeline.runs.origin import FILE, Origin, read_origin
 from pipeline.runs.progress import Progress, read_progress
 from pipeline.runs.record import Results, log_problem, place_of, read_results, reading
 from pipeline.runs.report.format import command
@@ -90,7 +91,7 @@ class LoadedRun:
             answers = len(self.view.answers)
             self._follow(self.view)
             if len(self.view.answers) > answers:  # it may have another plan
-                for name in ("config", "origin", "plan", "jobs", "view", "_reader"):
+                for name in ("config", "origin", "plan", "_become", "jobs", "view", "_reader"):
                     self.__dict__.pop(name, None)
         for name in ("results", "compute"):
             self.__dict__.pop(name, None)
@@ -112,7 +113,8 @@ class LoadedRun:
             ConfigError: It cannot be read; the message says why.
         """
         try:
-            loaded = read_resolved(read_plain(self.folder.config, RESOLVED * LARGEST_FILE, follow=True))
+            text = read_plain(self.folder.config, RESOLVED * LARGEST_FILE, follow=True)
+            loaded = read_resolved(self._become.config.encode() if self._become else text)
         except (OSError, ValueError, RecursionError, yaml.YAMLError, ConfigError) as error:
             problem = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
             raise ConfigError(f"{self.folder.config} cannot be read: {problem}") from error
@@ -123,7 +125,17 @@ class LoadedRun:
     @cached_property
     def origin(self) -> Origin:
         """The command, folder and versions of the run."""
-        return read_origin(self.folder.path)
+        origin, now = read_origin(self.folder.path), self._become
+        return replace(origin, command=now.command, settings=now.settings) if now else origin
+
+    @cached_property
+    def _become(self) -> Become | None:
+        """What a request has made of the run, if its engine was killed before all files said so."""
+        try:
+            plan, origin = (path.stat().st_mtime_ns for path in (self.folder.plan, self.folder.path / FILE))
+            return self.plan.become if plan >= origin else None
+        except (OSError, PlanError):
+            return None
 
     @cached_property
     def plan(self) -> RecordedPlan:

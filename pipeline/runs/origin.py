@@ -270,9 +270,14 @@ def collect_notes(store: Store, jobs: Iterable[Job], config: Config) -> list[str
 
 def stopped_chains(last_rounds: Mapping[str, int], rounds: int) -> list[str]:
     """Return a note on the chains that ended before the last of the rounds, and what may be said of them."""
-    if not last_rounds:
+    ended = {
+        name: last
+        for name, last in last_rounds.items()
+        if last < rounds and (last or not any(other.endswith(f"/{name}") for other in last_rounds))
+    }
+    if not ended:
         return []
-    named = ", ".join(f"{name} after round {last}" for name, last in last_rounds.items())
+    named = ", ".join(f"{name} after round {last}" for name, last in ended.items())
     return [
         f"stopped: {named} of {rounds}. They are not shown to be worse at the end, and later rounds of a method "
         "rest on the seeds that went on"

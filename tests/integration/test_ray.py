@@ -6,6 +6,7 @@ their own, and nobody else's Ray is touched.
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -17,13 +18,17 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from pipeline.__main__ import app
 from pipeline.config.schema import Backend, RayConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.errors import has_package
 from pipeline.machine import descendants
+from tests.doubles import small_runs
 from tests.doubles.engine import Engine, job
 from tests.doubles.ray_cluster import RayCluster, environment, ray_cluster, raylet
+from tests.doubles.small_runs import wait_for
 
 pytestmark = [
     pytest.mark.skipif(not has_package("ray"), reason="Ray is not installed: pip install -e '.[ray]'"),
@@ -68,6 +73,41 @@ def test_a_run_on_ray_leaves_the_bytes_of_one_without_and_nothing_else(
 def outputs(engine: Engine) -> dict[str, bytes]:
     """What is stored of outputs, without notes on how long they took."""
     return {name: data for name, data in engine.files().items() if not name.startswith((".", "durations"))}
+
+
+def test_a_run_on_ray_is_changed_while_it_goes_on_as_one_without(cluster: RayCluster, tmp_path: Path) -> None:
+    output, calm = tmp_path / "ray" / "outputs", tmp_path / "calm" / "outputs"
+    output.parent.mkdir()
+    calm.parent.mkdir()
+    base = ["device=cpu", "algos=[QSharp,DPO]", "algos.QSharp.epochs=4000", "algos.DPO.epochs=1"]
+    base += ["rounds_of_training=1", "execution.stop_grace_s=1"]
+    on_ray = ["execution.backend=ray", f"execution.ray.address={cluster.address}", "execution.workers=2"]
+    with subprocess.Popen(small_runs.command(output, *base, *on_ray), cwd=output.parent) as process:
+        try:
+            journal = output / "t" / "latest" / "journal.jsonl"
+            wait_for(
+                lambda: (
+                    journal.exists()
+                    and "addition/tiny/s0/QSharp/r1/train" in small_runs.events(output, "JobStarted")
+                ),
+                PATIENCE_S,
+            )
+            for words in (
+                ["stop", "t", "QSharp"],
+                ["clone", "t", "DPO", "--as", "Two", "algos.Two.epochs=2"],
+                ["devices", "t", "-1"],
+            ):
+                said = CliRunner().invoke(app, [*words, "--output-dir", str(output)])
+                assert said.exit_code == 2 * (words[0] == "devices"), said.output
+            assert "Ray places the workers" in " ".join(said.output.split())
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+    assert small_runs.events(output, "JobStopped") == ["addition/tiny/s0/QSharp/r1/train"]
+    line = shlex.split(CliRunner().invoke(app, ["command", "t", "--output-dir", str(output)]).output)
+    without = ("experiment.name=", "output_dir=", "execution.")
+    small_runs.run(calm, *[word for word in line[2:] if not word.startswith(without)])
+    assert small_runs.results(calm) == small_runs.results(output)
 
 
 DRIVER = """

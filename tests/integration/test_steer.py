@@ -178,20 +178,19 @@ def test_a_running_job_of_a_stopped_chain_ends_and_its_device_goes_on(tmp_path: 
     assert not [job for job in plan_of(output) if "/QSharp/" in job]
 
 
-@pytest.mark.parametrize("moment", ["plan", "origin", "answer"])
+@pytest.mark.parametrize("moment", ["before", "plan", "answer"])
 def test_a_request_is_done_once_or_not_at_all_if_the_engine_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Killed while it writes the plan, or between the origin, which is the last file, and the answer."""
+    """Killed before it writes the plan, which says all, after that, or between the last file and the answer."""
     output = tmp_path / "outputs"
     monkeypatch.setenv("KILLED_AT", moment)
     killed = [
         "import os, signal, sys; from pipeline.commands import steering, start; from pipeline.runs import origin",
         "write, write_origin, at = steering.write_whole, origin.write_origin, os.environ['KILLED_AT']",
         "end = lambda *_: os.kill(os.getpid(), signal.SIGKILL)",
-        "steering.write_whole = lambda path, text: (write(path, text), at == 'plan' and end())",
+        "steering.write_whole = lambda *a: (at == 'before' and end(), write(*a), at == 'plan' and end())",
         "def last(*a):",
-        "    at == 'origin' and end()",
         "    write_origin(*a)",
         "    steering.origin.link_stored = end",
         "def began(*a): steering.origin.write_origin = last",
@@ -215,7 +214,11 @@ def test_a_request_is_done_once_or_not_at_all_if_the_engine_is_killed(
     folder = RunFolder((output / "t" / "latest").resolve())
     steering.ask(folder, Asked(verb="add", words=["experiment.seeds=[7]"]))
     assert process.wait(300) == -signal.SIGKILL
-    assert ("7" in say("command", "t", output=output)) == (moment == "answer")
+    is_done = moment != "before"
+    assert ("experiment.seeds=[0,7]" in say("command", "t", output=output)) == is_done
+    assert any("/s7/" in job for job in plan_of(output)) == is_done
+    assert ("s7" in say("status", "t", output=output)) == is_done
+    assert LoadedRun(folder).config["experiment"]["seeds"] == ([0, 7] if is_done else [0])
     assert events(output, "RequestAnswered") == []
 
 
@@ -253,8 +256,10 @@ def test_a_run_that_gives_devices_back_and_takes_others_has_the_bytes_of_one_tha
     )
     back = next(at for at, event in enumerate(journal) if event["event"] == "DeviceReleased")
     assert not [one for one in journal[left:back] if one["event"] == "JobStarted" and one["worker"] == 1]
-    told = json.loads(say("status", "t", "--json", output=output))["answers"]
-    assert [answer["text"] for answer in told if not answer["reason"]] == [
+    told = json.loads(say("status", "t", "--json", output=output))
+    assert [(one["worker"], one["done"]) for one in told["given_back"]] == [(0, True)]
+    assert "devices that are given back" in say("status", "t", output=output)
+    assert [answer["text"] for answer in told["answers"] if not answer["reason"]] == [
         "devices -1",
         "devices +2 -0",
         "devices +1",

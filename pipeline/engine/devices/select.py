@@ -330,11 +330,12 @@ class Held:
         self.devices[index : index + 1] = [device]
         self.levels |= inventory.read_levels([device])
 
-    def give_back(self, index: int) -> None:
-        """Give a device back, usually at once: the memory of ended processes is free a moment later."""
-        inventory.wait_until_free(self.devices[index : index + 1], self.levels, BACK_S)
+    def give_back(self, index: int) -> list[str]:
+        """Give a device back once its memory is free; return a message if that does not become so soon."""
+        words = inventory.wait_until_free(self.devices[index : index + 1], self.levels, BACK_S)
         self.levels.pop(self.devices[index].uuid or "", None)
         self.on_back(index)
+        return words
 
 
 # -- ranking -----------------------------------------------------------------------------------------------------

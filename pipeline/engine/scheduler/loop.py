@@ -124,7 +124,8 @@ class Outside:
                 self._set_aside(effect.key, effect.problem)
             case effects.GiveBack():
                 assert self.held is not None
-                self.held.give_back(effect.device)
+                for words in self.held.give_back(effect.device):
+                    log.warning("%s", words)
 
     def record(self, event: str, **fields: object) -> None:
         """Add an event to the journal with the next `settle`."""

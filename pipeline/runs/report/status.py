@@ -176,6 +176,11 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
         f"  worker {device.worker} ({device.device}): {', after '.join([device.reason, *device.jobs[:1]])}"
         for device in view.quarantined
     ]
+    back = [
+        f"  worker {worker.index} ({worker.device}): {'once its job is over' if worker.pid else 'done'}"
+        for worker in view.workers.values()
+        if worker.leaves
+    ]
     removed, lost, by = removed_weights(run), lost_outputs(run), ", ".join(removed_by(run))
     kinds = ", ".join(f"{number} {kind}" for kind, number in view.retries.most_common())
     unreadable = f"{count(run.unreadable, 'line')} of journal.jsonl cannot be read; what they told is missing here"
@@ -189,6 +194,7 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
         ("waiting" if waiting else "", "bold", waiting),
         (race.headline(standing) if standing else "", "bold", of_race),
         ("asked while it ran" if view.answers else "", "bold", [f"  {answer}" for answer in view.answers]),
+        ("devices that are given back" if back else "", "bold", back),
         ("devices that are used no more" if places else "", "bold red", places),
         (f"retries so far: {view.retries.total()} ({kinds})" if kinds else "", "", ()),
         (f"made, and their weights removed{by and f' ({by})'}" if removed else "", "bold", _listed(removed)),
@@ -253,6 +259,11 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "blocked_jobs": view.blocked_by(),
         "waiting_jobs": {job.id: text for job in view.having("pending") if (text := why_it_waits(job))},
         "quarantined": [asdict(aside) for aside in view.quarantined],
+        "given_back": [
+            {"worker": worker.index, "device": worker.device, "done": not worker.pid}
+            for worker in view.workers.values()
+            if worker.leaves
+        ],
         "answers": [asdict(answer) for answer in view.answers],
         "race": asdict(standing) if (standing := race.read_standing(run.folder)) else None,
         "retries": dict(view.retries),

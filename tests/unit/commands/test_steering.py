@@ -1,12 +1,32 @@
 """What a request to a run means: its settings afterwards."""
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
 import pytest
 
+from pipeline.commands import request as requests
 from pipeline.commands.request import prepare
-from pipeline.commands.steering import Asked, chains_of, check_kept, matching, rounds_of, settings_after
+from pipeline.commands.steering import (
+    Asked,
+    Steered,
+    ask,
+    chains_of,
+    check_kept,
+    matching,
+    rounds_of,
+    settings_after,
+)
 from pipeline.config.load import load_config
+from pipeline.engine.devices.inventory import cpu_slots
+from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.scheduler.loop import Change
+from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.store.store import Verified
 from pipeline.errors import ConfigError
 from pipeline.plan.graph import Job
+from pipeline.runs.origin import stopped_chains
+from tests.doubles.engine import job, plan_of
 
 SETTINGS = ["experiment.name=t", "device=cpu", "algos=[PITA,DPO]", "experiment.seeds=[0,1]", "algos.DPO.beta=0.2"]
 
@@ -41,6 +61,64 @@ def test_a_clone_is_what_it_is_a_clone_of_but_for_its_own_settings() -> None:
     of_one = after(Asked(verb="clone", chain="s1/DPO", name="X"))
     chains = chains_of(prepare(load_config(of_one)).plan.jobs.values())
     assert [chain for chain, algo in chains.items() if algo == "X"] == ["addition/tiny/s1/X"]
+
+
+@pytest.fixture
+def steered(tmp_path: Path) -> Callable[..., Change]:
+    """What a run of two CPU slots answers that has jobs to do, as its engine would."""
+
+    def answer(*words: str, settings: Sequence[str] = (), jobs: Sequence[Job] = WIDE) -> Change:
+        request = prepare(load_config([*SETTINGS, "execution.workers=2", f"output_dir={tmp_path}", *settings]))
+        run, store = RunFolder(tmp_path), Verified(request.store, tmp_path)
+        state = RunState(plan_of(*jobs), set(), 2)
+        for index in range(2):
+            state.worker_ready(index, "cpu")
+        if "wide" in words:  # runs
+            state.start("wide", 0, [1])
+        ask(run, Asked(verb="devices", words=[word for word in words if word != "wide"]))
+        change = Steered(request, run, store, lambda *_: None).next_change(state)
+        assert change is not None
+        return change
+
+    return answer
+
+
+WIDE = [job("wide", devices=2), job("other", needs=["wide"])]
+
+
+def test_devices_that_a_later_job_needs_at_once_stay(steered: Callable[..., Change]) -> None:
+    refused = steered("-1")
+    assert "wide needs 2 devices at once, and there are 1" in refused.reason
+    assert (len(refused.back), len(refused.come)) == (0, 0)
+    change = steered("-1", "+2")
+    assert (change.reason, list(change.come), list(change.back)) == ("", [2], [1])
+    assert steered("-1", "wide").reason == ""  # it has them already, and nothing else needs as many
+    assert "last device" in steered("-0", "-1", jobs=[job("one")]).reason
+
+
+@pytest.mark.parametrize("backend", ["ray", "inline"])
+def test_devices_stay_where_the_engine_does_not_place_the_workers(
+    backend: str, steered: Callable[..., Change], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_devices", lambda _: (cpu_slots(2), False))
+    settings = ["execution.backend=ray"] if backend == "ray" else ["system.use_parallel_execution=false"]
+    assert f"({backend})" in steered("+2", settings=settings).reason
+
+
+def test_the_clone_of_one_chain_stays_alone_whatever_is_added() -> None:
+    def chains(settings: list[str]) -> dict[str, int]:
+        jobs = prepare(load_config(settings)).plan.jobs.values()
+        return {job.chain: job.round for job in jobs if job.algo == "X"}
+
+    clone = after(Asked(verb="clone", chain="s1/DPO", name="X"))
+    more = after(Asked(verb="add", words=["experiment.seeds=[2]", "rounds_of_training=4"]), clone)
+    assert chains(more) == {"addition/tiny/s1/X": 4}
+    assert stopped_chains(load_config(more).experiment.last_rounds, 4) == []
+    stopped = after(Asked(verb="stop", chain="X"), more, {"addition/tiny/s1/X": [1, 2]})
+    assert chains(stopped) == {"addition/tiny/s1/X": 1}
+    assert chains(after(Asked(verb="resume", chain="s1/X"), stopped)) == {"addition/tiny/s1/X": 4}
+    assert len(chains(after(Asked(verb="resume", chain="s2/X"), more))) == 2
+    assert len(chains(after(Asked(verb="resume", chain="X"), more))) == 3
 
 
 def test_a_chain_ends_after_the_round_that_is_done_or_has_begun() -> None:
@@ -90,11 +168,11 @@ def test_a_chain_that_others_go_on_from_is_not_stopped_before_them() -> None:
 
 
 def test_rounds_are_told_by_their_jobs() -> None:
-    def job(name: str, number: int, dataset: str = "d") -> Job:
+    def job_of(name: str, number: int, dataset: str = "d") -> Job:
         of = {"algo": "A", "dataset": dataset, "model": "m", "seed": 0, "round": number}
         return Job(id=name, key=name, entry="", payload={}, **of)  # type: ignore[arg-type]
 
-    jobs = {name: job(name, int(name[1])) for name in ("r1", "r2", "r3")} | {"x1": job("x1", 1, "d@other")}
+    jobs = {name: job_of(name, int(name[1])) for name in ("r1", "r2", "r3")} | {"x1": job_of("x1", 1, "d@other")}
     assert rounds_of(jobs, {"r1", "x1"}, {"r2"}) == {"d/m/s0/A": [1, 2]}
     assert rounds_of(jobs, {"r1"}, set()) == {"d/m/s0/A": [0, 1]}  # its other test set is not done
     assert rounds_of(jobs, set(jobs), set()) == {"d/m/s0/A": [3, 3]}
