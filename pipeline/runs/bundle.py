@@ -529,7 +529,7 @@ _SECRETS = re.compile(
 )
 """Forms of keys and tokens that are known."""
 _SETS_SECRET = re.compile(
-    r"(?:\w*(?:api_?key|secret|passwo?r?d)|(?:access|auth|bearer)_?token|authorization)[\"']?\s*[:=]\s*"
+    r"(?:(?:api_?key|secret|passwo?r?d)|(?:access|auth|bearer)_?token|authorization)[\"']?\s*[:=]\s*"
     r"(?!null|''|\"\")[^\s,{}\[\]]{6,}",
     re.IGNORECASE,
 )

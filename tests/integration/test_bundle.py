@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.runs.bundle import CONFIG, OUTPUTS, PLAN, RESULTS, Bundle, write_bundle
-from tests.doubles.small_runs import INLINE, calm_run
+from tests.doubles.small_runs import INLINE, calm_run, run_here, with_reference
 
 
 def command(*words: str, code: int = 0, given: str | None = None) -> str:
@@ -206,6 +206,20 @@ def test_a_request_that_is_another_one_here_does_not_run(whole: Path, outputs: P
     config["algos"]["PITA"]["class_path"] = "os.path.join"
     write_bundle(tmp_path / "x.tar", {**every, CONFIG: yaml.safe_dump(config).encode()})
     assert "which is code" in command("verify", str(tmp_path / "x.tar"), *again, code=2)
+
+
+def test_numbers_of_code_that_does_not_ship_are_not_taken_for_checked(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    outputs, path = tmp_path / "outputs", str(tmp_path / "own.tar")
+    outputs.mkdir()
+    run_here(outputs, *with_reference(tmp_path_factory, outputs), name="own")
+    command("bundle", "own", "--output-dir", str(outputs), "--to", path, "--yes")
+    said = command("verify", path, code=1)
+    assert "not checked: rows: addition tiny 0 Counted" in said
+    assert "differs" not in said
+    assert "problem" not in said
+    assert "which is code" in command("verify", path, "--rerun", "0.1", code=2)
 
 
 def test_many_bundles_make_one_page_in_which_nothing_is_markup(whole: Path, tmp_path: Path) -> None:
