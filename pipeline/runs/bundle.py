@@ -20,6 +20,7 @@ import re
 import tarfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
@@ -124,8 +125,13 @@ def write_bundle(path: Path, members: Mapping[str, bytes], left_out: Sequence[st
         The SHA-256 sum of the file.
 
     Raises:
+        BundleError: It would be larger than what is read.
         OSError: It cannot be written.
     """
+    if large := [name for name, data in members.items() if len(data) > _limit(name)]:
+        raise BundleError(
+            f"{large[0]} would have {len(members[large[0]]):,} bytes, which is more than bundles hold"
+        )
     sums = {name: {"size": len(data), "sha256": _sum(data)} for name, data in sorted(members.items())}
     every = {**members, MANIFEST: _listing({"format": FORMAT, "left_out": sorted(left_out), "files": sums})}
     whole, written = hashlib.sha256(), 0
@@ -150,7 +156,16 @@ def _listing(contents: Mapping[str, Any]) -> bytes:
 
 
 def _ordered(names: Mapping[str, object]) -> list[str]:
-    return sorted(names, key=lambda name: (name != MANIFEST, name))
+    return sorted(names, key=_order)
+
+
+def _order(name: str) -> tuple[bool, str]:
+    return name != MANIFEST, name
+
+
+def _limit(name: str) -> int:
+    """Return the most bytes of a member; -1 for a name that none has."""
+    return _PART if name in _FIXED or name == MANIFEST else _MEMBER if _OUTCOME.fullmatch(name) else -1
 
 
 def _header(name: str, size: int) -> bytes:
@@ -195,7 +210,7 @@ class Bundle:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._file.close()
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 sum of the file."""
         self._file.seek(0)
@@ -290,8 +305,9 @@ class Bundle:
             at = start + size + -size % _BLOCK
             if at > end or self._bytes(start + size, at - start - size).strip(b"\0"):
                 raise self._no(f"{name} is cut off, or something hides behind it")
+            is_next = not places or _order(next(reversed(places))) < _order(name)
             places[name] = start, size
-            if list(places) != _ordered(places) or len(places) > _MOST:
+            if not is_next or len(places) > _MOST:
                 raise self._no(f"{name} is there twice or out of order, or there are too many members")
         used = at + 2 * _BLOCK
         if end != used + -used % _RECORD or self._bytes(at, end - at).strip(b"\0"):
@@ -302,8 +318,7 @@ class Bundle:
         name, digits = header[:100].rstrip(b"\0"), header[124:135]
         if len(header) == _BLOCK and re.fullmatch(rb"[0-7]{11}", digits):
             text, size = name.decode("ascii", "replace"), int(digits, 8)
-            largest = _PART if text in _FIXED or text == MANIFEST else _MEMBER if _OUTCOME.fullmatch(text) else -1
-            if size <= largest and header == _header(text, size):
+            if size <= _limit(text) and header == _header(text, size):
                 return text, size
         raise self._no(
             f"it holds {name[:60]!a}, which is no plain file of a bundle in the form that `bundle` writes"
