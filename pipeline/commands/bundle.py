@@ -347,6 +347,8 @@ def _config_of(opened: Bundle, how: _How, folder: Path) -> Config:
     kept = {name: plain[name] for name in _USED if name in plain}
     size = (plain.get("execution") or {}).get("shard_size")
     kept |= {"execution": {"shard_size": size}, "output_dir": str(folder)}
+    if any(made.maker.arithmetic == "portable" for made in opened.outputs().values()):
+        kept["device"] = "cpu"  # where the same bytes can be had, also beside a GPU
     typed = [word.partition("=")[0] for word in how.settings]
     if not how.trusts_code:
         for problem in _risks(kept, typed):

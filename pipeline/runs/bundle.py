@@ -505,21 +505,35 @@ def _known(job: Job, *, told: bool) -> dict[str, Any]:
 
 
 def _settings(plain: Mapping[str, Any], *, told: bool) -> dict[str, Any]:
-    """Return the settings that results depend on, without folders."""
+    """Return the settings that results depend on, without folders.
+
+    Raises:
+        ConfigError: They are not those of a run.
+    """
+    if odd := [
+        name for name in ("experiment", "evaluation", "execution", "algos") if not _is_table(plain.get(name))
+    ]:
+        raise ConfigError(f"the settings of the run have no section {odd[0]}, so they are not those that it wrote")
     kept = {name: plain[name] for name in (*_STATED, *(_DETERMINING if told else ())) if name in plain}
     # What a race has decided are settings of their own.
     kept["experiment"] = {name: kept["experiment"][name] for name in _EXPERIMENT if name in kept["experiment"]}
     if told:
-        kept["algos"] = {name: algo for name, algo in kept["algos"].items() if algo.get("enabled")}
+        kept["algos"] = {
+            name: each for name, each in kept["algos"].items() if _is_table(each) and each.get("enabled")
+        }
         shared = plain.get("distributed") or {}
         number = shared.get("num_gpus") or len(shared.get("gpu_ids") or shared.get("gpu_list") or ()) or None
         shared = {**shared, "num_gpus": number}
         kept["distributed"] = {name: shared[name] for name in _DISTRIBUTED if name in shared}
-        kept["execution"] = {"shard_size": plain["execution"]["shard_size"]}
+        kept["execution"] = {"shard_size": plain["execution"].get("shard_size")}
     else:
         kept["evaluation"] = {**kept["evaluation"], "also": {}, "on": []}
     found: dict[str, Any] = _without_folders(kept)
     return found
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict)
 
 
 def _without_folders(value: Any, key: str = "") -> Any:
