@@ -233,12 +233,9 @@ def _tell_recomputed(found: Recomputed, console: Console) -> None:
     if found.is_sound:
         say(console, f"recomputed: all {count(found.alike, 'row')} of the tables follow from the outcomes")
     else:
-        bad = len(found.differing) + len(found.unknown)
-        say(
-            console,
-            f"NOT VERIFIED: {count(bad, 'row')} of {found.alike + bad:,} do not follow from the outcomes",
-            "red",
-        )
+        bad, unknown = len(found.differing), len(found.unknown)
+        said = f"{count(bad, 'row')} of {found.alike + bad + unknown:,} differ, and {unknown:,} cannot be checked"
+        say(console, f"NOT VERIFIED: {said}", "red")
 
 
 def _tell_repeated(found: Repeated, tolerance: float, console: Console) -> None:
