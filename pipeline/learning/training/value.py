@@ -339,7 +339,8 @@ def sequence_scores(model: ValueModel, batch: Batch) -> Tensor:
     values = batch_values(model, batch)
     width = batch.ids.shape[1]
     last = width - 1 - batch.mask.int().flip(-1).argmax(-1)
-    return values[torch.arange(len(last), device=last.device), last]
+    inner = values.shape[2:]
+    return values.gather(1, last.view(-1, 1, *[1] * len(inner)).expand(-1, 1, *inner)).squeeze(1)
 
 
 def fit_reward_model(model: ValueModel, pairs: Sequences, fitting: loop.Fitting) -> list[float]:
