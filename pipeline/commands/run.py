@@ -38,7 +38,7 @@ from pipeline.files import write_whole
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.plan import graph, models, recorded, rewards
-from pipeline.runs import origin, progress, race
+from pipeline.runs import loaded, origin, progress, race
 from pipeline.runs.record import METRICS_STAGE
 from pipeline.runs.report import screen, tables
 from pipeline.runs.report.format import count, logs_command, shown_path, typed_command
@@ -347,6 +347,7 @@ def tell_notes(
     short = origin.short_of_rows(store, jobs, config.evaluation, request.warnings)
     failed = origin.failed_rewards(store, jobs, run)
     stopped = origin.stopped_chains(config.experiment.last_rounds, config.rounds_of_training)
+    stopped += origin.added_later(loaded.load(run).view.answers)
     of_jobs = origin.collect_notes(store, jobs, config)
     for text in [*origin.several_makers(makers), *stopped, *short, *failed, *of_jobs]:
         note(console, text, mark="note: ")

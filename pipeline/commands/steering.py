@@ -43,6 +43,7 @@ from pipeline.plan.contents import PREPARING, REFERENCE
 from pipeline.plan.graph import Job, Plan
 from pipeline.runs import origin, race
 from pipeline.runs.loaded import find_named
+from pipeline.runs.run_view import RACE
 from pipeline.sweeps.command import overrides_of
 
 log = logging.getLogger("pipeline")
@@ -477,7 +478,7 @@ class Steered:
         if not ready:
             return None
         self._looks = [jobs for jobs in self._looks if jobs not in ready]  # each is judged once
-        change = Change(request=f"race-{self._number}", text="look", by="race")
+        change = Change(request=f"race-{self._number}", text="look", by=RACE)
         self._number += 1
         try:
             request = _prepared(before)

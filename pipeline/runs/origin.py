@@ -30,6 +30,7 @@ from pipeline.outputs.manifest import NotAnOutputError, read_manifest
 from pipeline.plan.graph import Job
 from pipeline.runs.record import MANY_CUT
 from pipeline.runs.report.format import count, logs_command
+from pipeline.runs.run_view import Answer
 
 FILE = "origin.json"
 PACKAGES = ("torch", "transformers", "numpy", "hydra-core", "omegaconf")
@@ -243,6 +244,9 @@ def link_stored(run: RunFolder, store: Store, jobs: Iterable[Job]) -> None:
             os.symlink(f"{up}{root}/{job.key[:2]}/{job.key}", f"{run.jobs}/{job.id}/output")  # noqa: PTH211
 
 
+_ADDING = ("add ", "clone ")
+
+
 # -- notes -------------------------------------------------------------------------------------------------------
 # Notes for readers of the results: the ``note`` of a job, or a dataset with too few rows. Notes come from stored
 # outputs, so equal runs have equal notes, whenever their jobs ran.
@@ -282,6 +286,15 @@ def stopped_chains(last_rounds: Mapping[str, int], rounds: int) -> list[str]:
         f"stopped: {named} of {rounds}. They are not shown to be worse at the end, and later rounds of a method "
         "rest on the seeds that went on"
     ]
+
+
+def added_later(answers: Iterable[Answer]) -> list[str]:
+    """Return a note on what was added while a run went on or after its end, when its results could be seen."""
+    added = [answer.text for answer in answers if answer.text.startswith(_ADDING) and not answer.reason]
+    if not added:
+        return []
+    said = f"{'; '.join(added[:3])}{f' and {len(added) - 3} more' if len(added) > 3 else ''}"
+    return [f"asked when results could be seen: {said}. Tests of what it added assume that nobody looked before"]
 
 
 def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, formats.PreparedRows]:

@@ -224,6 +224,10 @@ class Quarantine:
     time: float
 
 
+RACE = "race"
+"""Who asks for what a race has decided."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """A request to change the run.

@@ -20,7 +20,7 @@ from pipeline.plan.graph import Job
 from pipeline.runs import race
 from pipeline.runs.cost import Compute, ComputeRow, CostRow, total
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.origin import failed_rewards, slurm_in_words, stopped_chains
+from pipeline.runs.origin import added_later, failed_rewards, slurm_in_words, stopped_chains
 from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, by_method, cells_of, primary_metric
 from pipeline.runs.report import format as words
 from pipeline.runs.report.html import page_table, points_each, thinned
@@ -34,7 +34,7 @@ from pipeline.runs.report.tables import (
     result_tables,
     tables_of_sets,
 )
-from pipeline.runs.run_view import AttemptView, JobView, RunView, Span
+from pipeline.runs.run_view import RACE, AttemptView, JobView, RunView, Span
 
 MOST_FAILURES = 500
 LONGEST_REASON = 20_000
@@ -157,7 +157,8 @@ def _unfinished(run: LoadedRun) -> Iterator[str]:
     """Yield notes on a run that was changed, is not over or lacks something that no later run made either."""
     experiment, rounds = run.config.get("experiment") or {}, run.config.get("rounds_of_training", 0)
     yield from stopped_chains(experiment.get("last_rounds") or {}, rounds)
-    yield from map(str, run.view.answers)
+    yield from added_later(run.view.answers)
+    yield from (str(answer) for answer in run.view.answers if answer.by != RACE)
     state, views = run.state, run.view.jobs
     if state == "done":
         return

@@ -23,6 +23,7 @@ from pipeline.runs.origin import (
     UNKNOWN,
     Maker,
     Origin,
+    added_later,
     collect_makers,
     collect_notes,
     failed_rewards,
@@ -35,6 +36,7 @@ from pipeline.runs.origin import (
 )
 from pipeline.runs.report.page import failures_of
 from pipeline.runs.report.status import print_run, run_json
+from pipeline.runs.run_view import Answer
 from tests.doubles.runs import START, WrittenRun, chain_plan
 
 
@@ -185,3 +187,12 @@ def test_a_run_leads_to_stored_outputs_wherever_it_and_they_are(tmp_path: Path, 
         link_stored(run, store, [job])
         assert (run.job(job.id) / "output" / "name.txt").read_text() == job.id
     assert not (run.job(job.id) / "output").readlink().is_absolute()
+
+
+def test_what_is_added_when_results_could_be_seen_is_told_unless_it_was_refused() -> None:
+    asked = ["priority PITA high", "add experiment.seeds=[1]", "stop DPO", "add algos=[GRPO]"]
+    answers = [Answer(request=str(at), text=text, by="ada", reason="", time=at) for at, text in enumerate(asked)]
+    assert added_later(answers[:1]) == []
+    (said,) = added_later([*answers, replace(answers[1], text="add nonsense", reason="no setting")])
+    assert "add experiment.seeds=[1]; add algos=[GRPO]." in said
+    assert "nonsense" not in said
