@@ -51,7 +51,7 @@ class DistilledConfig(policy_config.OnlineConfig, policy_config.TaughtConfig):
     sampling: Sampling = Sampling.online
     num_generations: int = number(1, at_least=1, at_most=100_000)
     """Completions drawn for each training prompt; TRL's name."""
-    learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
+    learning_rate: float = number(2e-3, above=0, at_most=LARGEST_RATE)
 
     @property
     def model(self) -> HFModelConfig | None:
