@@ -109,8 +109,17 @@ def compared(request: Request, told: Forecast, outcome: Outcome) -> Outcome:
     return replace(outcome, makespan=replace(outcome.makespan, predicted_s=told.seconds))
 
 
-def tell_time(request: Request, told: Forecast, console: Console) -> None:
-    """Say how long a request takes on its devices, and what would tell more."""
+def tell_time(
+    request: Request, told: Forecast, console: Console, unsettled: tuple[Request, Forecast] | None = None
+) -> None:
+    """Say how long a request takes on its devices, and what would tell more.
+
+    Args:
+        request: The request.
+        told: The predicted time of its jobs.
+        console: Where to say it.
+        unsettled: Of a race, all that it carries out if no pair settles, with the predicted time.
+    """
     number, name = len(request.used_devices), request.gpu
     where = f"{number} x {name}" if name else count(number, "CPU slot")
     if request.is_elsewhere:
@@ -122,6 +131,9 @@ def tell_time(request: Request, told: Forecast, console: Console) -> None:
             )
         say(console, f"Planned for {where}: {here}.")
     line = f"Time on {where}: {told}."
+    if unsettled is not None:
+        request, told = unsettled
+        line = f"Time on {where} for the looks so far: {line.partition(': ')[2]} If no pair settles: {told}."
     if not told.is_whole:
         on = " on such a machine" if request.is_elsewhere else ""
         line += f" dry_run=measure{on} measures each kind for some seconds."

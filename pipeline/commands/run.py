@@ -101,7 +101,7 @@ def run_experiment(
         requests.print_plan(request, stored, told.timed, console)
         tell_race(request, console)
         if stored.missing:
-            forecast.tell_time(request, told, console)
+            forecast.tell_time(request, told, console, _without_race(request, config, given, there))
         return 0
 
     # A run that is refused leaves no folder of a store; where there is one, what it holds is looked at first.
@@ -126,6 +126,18 @@ def run_experiment(
         # Those of a cluster are Ray's to give.
         with LeaseSet(request.devices) if requests.on_cluster(config) else leased(config, console) as lease:
             return carry_out(replace(request, devices=lease.devices, lease=lease), stored, verified, console)
+
+
+def _without_race(
+    request: Request, config: Config, given: Sequence[str], there: Collection[str]
+) -> tuple[Request, forecast.Forecast] | None:
+    """Return what a race carries out if no pair settles, and its time; None without a race."""
+    if config.experiment.race is None:
+        return None
+    calm = replace(config, experiment=replace(config.experiment, race=None))
+    whole = replace(requests.prepare(calm, given, request.devices), is_elsewhere=request.is_elsewhere)
+    missing = requests.look_up(whole, lambda key: request.store.problem(key, checksums=False), there).missing
+    return whole, forecast.forecast(whole, missing)
 
 
 def _measured(request: Request, stored: Stored, console: Console) -> int:

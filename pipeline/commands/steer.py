@@ -146,7 +146,10 @@ def _asked(run: LoadedRun, asked: Asked, console: Console) -> int:
     if answer["reason"]:
         raise PipelineError(f"{asked}: {answer['reason']}")
     if asked.verb == "devices":
-        say(console, f"{asked}: done; a device is given back once the job that it has is over")
+        gives = any(word.startswith("-") for word in asked.words)
+        say(
+            console, f"{asked}: done{'; a device is given back once the job that it has is over' if gives else ''}"
+        )
         return 0
     more = command_text(f"command {run.name}", run.folder.path.parent.parent)
     say(console, f"{asked}: done; the run has {answer['jobs']:,} jobs. What it has become:", copy=more)

@@ -9,6 +9,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.plan.graph import Plan
+from pipeline.runs.report.format import count
 
 FILE = "race.json"
 EVALUATE = "evaluate"
@@ -166,8 +167,8 @@ def outcome(standing: Standing) -> list[str]:
         lines.append(f"undecided: {', '.join(f'{name} from round {of}' for name, of in standing.racing.items())}")
     elif saved := standing.saved:
         lines.append(
-            f"saved: {saved['prompts']:,.0f} prompts of evaluation, {saved['rounds']:,.0f} rounds of training; "
-            f"by estimates some {saved['seconds']:,.0f} s of a device"
+            f"saved: {saved['prompts']:,.0f} prompts of evaluation, {count(int(saved['rounds']), 'round')} of "
+            f"training; by estimates some {saved['seconds']:,.0f} s of a device"
         )
     return lines
 
@@ -175,4 +176,5 @@ def outcome(standing: Standing) -> list[str]:
 def told(standing: Standing) -> list[str]:
     """Return the section of a race for people, line by line."""
     pairs = [f"  {pair}{'' if pair.better else ' (not told apart)'}" for pair in standing.pairs]
-    return [headline(standing), *pairs, *(f"  {line}" for line in outcome(standing))]
+    holds = "  (settled pairs hold however often one looks; a p of the table assumes a single look)"
+    return [headline(standing), *pairs, holds, *(f"  {line}" for line in outcome(standing))]

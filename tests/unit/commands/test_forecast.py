@@ -141,6 +141,16 @@ def test_a_budget_is_told_by_the_rows_that_it_is_enough_for(tmp_path: Path) -> N
     assert shown[total_s] == [(of_all, of_all, "", "")]
 
 
+def test_a_race_is_told_with_all_that_it_does_if_no_pair_settles(tmp_path: Path) -> None:
+    race = ("experiment.race={until: best}", "algos=[PITA,DPO]", "evaluation.num_prompts=120", "dry_run=true")
+    record(asked(tmp_path, *CPU, *race[1:]), 3600.0)
+    calm = asked(tmp_path, *CPU, *race[1:])
+    printed = io.StringIO()
+    config = quick_config([*ASKED, f"output_dir={tmp_path}", *CPU, *race])
+    assert run_experiment(config, Terminal(file=printed, width=1000)) == 0
+    assert str(told(calm)) in printed.getvalue()
+
+
 def test_times_of_one_device_say_nothing_of_another(tmp_path: Path) -> None:
     record(asked(tmp_path, *CPU), 100.0)
     assert told(asked(tmp_path, *A100)).timed == ()
