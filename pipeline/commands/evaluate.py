@@ -177,6 +177,15 @@ def _of_run(output_dir: Path, experiment: str, asked: _Extension) -> Config:
                     f"{option} {size}: the run has {old}, and an evaluation can only grow. For fewer of a new "
                     f"test set alone write 'datasets.{new_set}.{own.format(size)}'"
                 )
+    if sizes != before and plain["experiment"].get("looks"):
+        options = {"--prompts": asked.prompts, "--samples": asked.samples}
+        named = " ".join(f"{option} {size}" for option, size in options.items() if size)
+        raise ConfigError(
+            f"{named}: chains of this run were evaluated on different numbers of prompts, as a race decided, and "
+            "such an evaluation cannot grow. Run what `pipeline command NAME` prints under another "
+            "experiment.name, without experiment.looks and with other evaluation.num_prompts or "
+            "evaluation.num_samples: stored policies are not trained again"
+        )
     if sizes != before:
         section["grown_from"] = [*section.get("grown_from", []), before]
         section["num_prompts"], section["num_samples"] = sizes

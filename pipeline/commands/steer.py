@@ -25,6 +25,7 @@ from pipeline.engine.devices.inventory import Device, cpu_slots
 from pipeline.engine.journal import JournalReader
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 from pipeline.runs.loaded import LoadedRun, choose_run, load_planned, runs_of
+from pipeline.runs.race import read_standing
 from pipeline.runs.report.format import command as command_text
 from pipeline.terminal.console import make_console, say
 from pipeline.terminal.streams import printable
@@ -144,7 +145,8 @@ def _asked(run: LoadedRun, asked: Asked, console: Console) -> int:
         _after(run, asked)  # what is wrong with it is told here
     answer = _answered(run, asked)
     if answer["reason"]:
-        raise PipelineError(f"{asked}: {answer['reason']}")
+        reason = str(answer["reason"])
+        raise PipelineError(reason if reason.startswith(f"{asked.verb} ") else f"{asked}: {reason}")
     if asked.verb == "devices":
         gives = any(word.startswith("-") for word in asked.words)
         say(
@@ -164,7 +166,9 @@ def _after(run: LoadedRun, asked: Asked) -> tuple[Config, list[str], list[str]]:
     """
     view, made = run.view, run.origin
     there = {job.id for job in view.jobs.values() if job.status in ("done", "stored")}
-    rounds = steering.rounds_of(run.jobs, there, view.running().keys())
+    standing = read_standing(run.folder)
+    racing = standing.racing if standing else None
+    rounds = steering.rounds_of(run.jobs, there, view.running().keys(), racing)
     before = config_from_plain(run.read_config())
     settings = steering.settings_after(asked, made.settings, before, run.jobs, rounds)
     config = steering.composed(made.command, settings)

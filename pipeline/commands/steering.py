@@ -139,13 +139,20 @@ def _chain_of(job: Job) -> str:
     return f"{point_of(place)[0]}/{rest}"
 
 
-def rounds_of(jobs: Mapping[str, Job], there: Collection[str], running: Collection[str]) -> dict[str, list[int]]:
+def rounds_of(
+    jobs: Mapping[str, Job],
+    there: Collection[str],
+    running: Collection[str],
+    racing: Mapping[str, int] | None = None,
+) -> dict[str, list[int]]:
     """Return chain -> its last finished round, and the last round that has begun.
 
     Args:
         jobs: The plan's jobs.
         there: Ids of the jobs that are done or stored.
         running: Ids of the jobs that run.
+        racing: Chain in a race -> its first round that is not decided, of which the plan has a part: that is the
+            one that has begun, whatever is trained already.
     """
     open_from, begun = dict[str, int](), dict[str, int]()
     rounds = dict[str, int]()
@@ -156,9 +163,10 @@ def rounds_of(jobs: Mapping[str, Job], there: Collection[str], running: Collecti
             open_from[chain] = min(open_from.get(chain, job.round), job.round)
         if job.id in there or job.id in running:
             begun[chain] = max(begun.get(chain, 0), job.round)
-    return {
+    found = {
         chain: [max(0, open_from.get(chain, last + 1) - 1), begun.get(chain, 0)] for chain, last in rounds.items()
     }
+    return found | {chain: [number - 1, number] for chain, number in (racing or {}).items()}
 
 
 def settings_after(
@@ -527,7 +535,7 @@ class Steered:
         else:
             there = {job_id for job_id, one in state.jobs.items() if one.status in THERE}
             running = {job_id for job_id, one in state.jobs.items() if one.status is JobStatus.running}
-            rounds = rounds_of(jobs, there, running)
+            rounds = rounds_of(jobs, there, running, before.standing.racing if before.standing else None)
             settings = settings_after(asked, before.given, before.config, jobs, rounds)
             request = _prepared(before, settings)
             check_resumed(asked, before.config, request.config)

@@ -59,6 +59,7 @@ class Rules:
         alpha: Probability of any false claim.
         num_rounds: Number of rounds of which claims may be made, fixed before.
         kept: Chains that are never stopped, as others start from them.
+        num_chains: Number of chains of which claims may be made, with those that were left out since.
     """
 
     look: int
@@ -67,6 +68,7 @@ class Rules:
     alpha: float
     num_rounds: int
     kept: Collection[str] = ()
+    num_chains: int = 0
 
 
 def decide(place: str, rounds: Mapping[str, Collection[int]], rules: Rules, outcomes: Outcomes) -> Standing:
@@ -79,7 +81,7 @@ def decide(place: str, rounds: Mapping[str, Collection[int]], rules: Rules, outc
         outcomes: The outcomes. Those beyond the looks that are decided change nothing.
     """
     found = Standing(settings="", num_prompts=rules.num_prompts)
-    level = rules.alpha / (rules.num_rounds * max(1, math.comb(len(rounds), 2)))
+    level = rules.alpha / (rules.num_rounds * max(1, math.comb(max(len(rounds), rules.num_chains), 2)))
     for number in range(1, rules.num_rounds + 1):
         left = [name for name in rounds if number in rounds[name] and number <= found.stopped.get(name, number)]
         for name in left:  # rounds before its own first one are another chain's
@@ -90,7 +92,8 @@ def decide(place: str, rounds: Mapping[str, Collection[int]], rules: Rules, outc
         later = [name for name in rounds if any(own > number for own in rounds[name])]
         if beaten is None:
             alive = {name: number + 1 for name in later if name not in found.stopped}
-            found.racing.update({**alive, **found.racing})
+            # Until the round is over, a stop of one chain may change how many prompts the others needed.
+            found.racing.update({**alive, **dict.fromkeys(left, number)})
             return found
         if rules.until is Until.best:
             found.stopped.update({name: number for name in later if name in beaten and name not in rules.kept})
@@ -117,7 +120,6 @@ def _decide_round(
         for name in active:
             found.looks[name][-1] = upto
         if any(len(values[name]) < upto for name in active):
-            found.racing.update(dict.fromkeys(active, number))
             break
         at = upto
         for pair, seen in looks.items():
@@ -215,11 +217,13 @@ def stand(config: Config, plan: Plan, store: Store, rows: Mapping[str, Mapping[s
         return np.concatenate([values, np.full(max(0, everything - len(values)), np.nan)])
 
     parts = []
+    chosen = [name for name, algo in config.algos.items() if algo.enabled and name not in config.evaluation.also]
     for place in dict.fromkeys(name.rpartition("/")[0] for name in shards):
         own = {name: rounds for name, rounds in shards.items() if name.rpartition("/")[0] == place}
         kept = [name for name in own if name.rpartition("/")[2] in others]
         there = rows.get(place.partition("/")[0], {}).get(config.evaluation.split, everything)
-        parts.append(decide(place, own, replace(rules, kept=kept, num_prompts=min(everything, there)), outcomes))
+        own_rules = replace(rules, kept=kept, num_prompts=min(everything, there), num_chains=len(chosen))
+        parts.append(decide(place, own, own_rules, outcomes))
     return Standing(
         settings=f"{race.metric}, alpha {race.alpha:g}, until {race.until.name}",
         num_prompts=everything,

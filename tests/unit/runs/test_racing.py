@@ -1,6 +1,7 @@
 """A race decides by outcomes alone: looks grow, pairs settle, and chains that are shown worse end."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -96,6 +97,24 @@ def test_what_is_decided_stays_however_much_more_is_stored() -> None:
             decided = [n for number, n in enumerate(looks, 1) if number < before.racing.get(name, 9)]
             assert after.looks[name][: len(decided)] == decided
         assert before.stopped.items() <= after.stopped.items()
+
+
+def test_a_chain_that_the_user_takes_out_changes_nothing_that_is_decided() -> None:
+    """So a stop is taken at any time: no metrics are planned of a round that the stop may change."""
+    rules = replace(RULES, until=Until.separated)
+    for before in carried_out(CLEAR, CLEAR, rules=rules):
+        for gone, number in before.racing.items():
+            rounds = {
+                name: range(1, number if name == gone else 3) for name in CLEAR if number > 1 or name != gone
+            }
+
+            def outcomes(name: str, number: int, before: Standing = before) -> Floats:
+                return CLEAR[name][: dict(enumerate(before.looks[name], 1)).get(number, 0)]
+
+            after = decide(PLACE, rounds, replace(rules, num_chains=len(CLEAR)), outcomes)
+            for name in rounds:
+                decided = before.looks[name][: before.racing.get(name, 9) - 1]
+                assert after.looks.get(name, [])[: len(decided)] == decided
 
 
 def test_no_look_is_judged_before_all_chains_that_are_left_have_it() -> None:
