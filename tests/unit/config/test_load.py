@@ -135,7 +135,7 @@ def test_every_wrong_setting_has_its_message(words: list[str], told: list[str]) 
         ("lora.rank=4", "'algos.<NAME>.lora.rank'"),
         ("algos=[dpo]", "'DPO'"),
         ("execution.num_gpus=1", "'distributed.num_gpus'"),
-        ("algos.PITA.lora.rank=4", ".lora.rank'"),
+        ("algos.BestOfN.lora.rank=4", ".lora.rank'"),
         ("rounds=1", "'rounds_of_training'"),
         ("execution.barrier=rond", "none or round. Did you mean round?"),
         ("tracking.report_to=[wandb,tensorbord]", "Did you mean [tensorboard]?"),
