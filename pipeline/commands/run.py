@@ -33,7 +33,7 @@ from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.gc import remove_dead_claims
 from pipeline.engine.store.store import AGAIN, Scratch, Verified, remove_leftovers
-from pipeline.errors import ConfigError, StoreError, WorkerError
+from pipeline.errors import ConfigError, PipelineError, StoreError, WorkerError
 from pipeline.files import write_whole
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.learning.datasets.base import load_dataset
@@ -503,7 +503,10 @@ def _end(request: Request, outcome: Outcome | None, verified: Verified, run: Run
     for job_id, problem in lost.items():
         tell(jobs[job_id], problem)
     usable = [job for job_id, job in jobs.items() if job_id not in lost]
-    written, makers = results.leave_results(request, usable, run, tell)
+    of = request
+    if outcome is not None and outcome.is_spent and (seen := _at_last_looks(request, verified, run, console)):
+        of, usable = seen, list(seen.plan.jobs.values())
+    written, makers = results.leave_results(of, usable, run, tell)
     if request.config.stage is StageChoice.prepare:
         tell_prepared(request, outcome, console)
     else:
@@ -519,6 +522,45 @@ def _end(request: Request, outcome: Outcome | None, verified: Verified, run: Run
     for line in unreadable:
         note(console, line, "bold red", logging.ERROR)
     return conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)
+
+
+def _at_last_looks(request: Request, verified: Verified, run: RunFolder, console: Console) -> Request | None:
+    """Return the request of the last looks of a race that its budget has ended; their metrics are made here.
+
+    Until a round is decided the plan has no metrics of it. None if no race was ended, or it had no look.
+    """
+    standing = request.standing
+    if standing is None or request.asked is None or not standing.pairs or not standing.racing:
+        return None
+    try:
+        made = requests.prepare(standing.ended_here(request.asked), devices=request.devices)
+        there = {job.id for job in made.plan.jobs.values() if verified.problem(job.key) is None}
+        measured = [
+            job.id for job in made.plan.jobs.values() if job.stage == METRICS_STAGE and job.id not in there
+        ]
+        measured = [job_id for job_id in measured if there.issuperset(made.plan.inputs(job_id))]
+        with TemporaryDirectory(prefix="pipeline-race-") as folder:
+            ended = run_jobs(
+                made.plan.up_to(measured),
+                made.store,
+                made.used_devices[:1],
+                Path(folder),
+                execution=made.execution,
+                threads=made.config.system.cpu_threads,
+                portable=made.config.system.portable,
+                missing=measured,
+                verified=verified,
+            )
+    except PipelineError as error:
+        note(console, f"the last looks of the race have no table: {error}", mark="warning: ")
+        return None
+    done = there.union(job_id for job_id in measured if ended.jobs.get(job_id) in state.THERE)
+    made = replace(made, plan=made.plan.up_to(done))
+    _link_stored(made, run, [job_id for job_id in measured if job_id in done])
+    looks = standing.last_looks()
+    told = [f"{name}, round {len(looks[name])}: {looks[name][-1]:,}" for name in standing.racing if looks[name]]
+    note(console, f"the race is not over; results are of its last whole look, in prompts: {'; '.join(told)}")
+    return made
 
 
 def _link_stored(request: Request, run: RunFolder, job_ids: Collection[str]) -> None:

@@ -88,6 +88,26 @@ class Standing:
         experiment = replace(config.experiment, looks=self.looks, last_rounds=last_rounds)
         return replace(config, experiment=experiment)
 
+    def last_looks(self) -> dict[str, list[int]]:
+        """Return chain -> prompts of each round, of one that is not decided those of the last look of all."""
+        seen: dict[tuple[str, int], int] = {}
+        for pair in self.pairs:
+            for algo in (pair.first, pair.second):
+                of = f"{pair.place}/{algo}", pair.round
+                seen[of] = max(seen.get(of, 0), pair.looks[-1].prompts)
+        found = dict(self.looks)
+        for chain, number in self.racing.items():
+            now = seen.get((chain, number))
+            found[chain] = [*self.looks.get(chain, ())[: number - 1], *([now] if now else [])]
+        return found
+
+    def ended_here(self, config: Config) -> Config:
+        """Return the request, without a race, of what `last_looks` has."""
+        looks = self.last_looks()
+        ends = config.experiment.last_rounds | self.stopped | {name: len(looks[name]) for name in self.racing}
+        own = {name: of for name, of in looks.items() if of}
+        return replace(config, experiment=replace(config.experiment, race=None, looks=own, last_rounds=ends))
+
     def waits_for(self, plan: Plan) -> list[list[str]]:
         """Return the jobs of the looks that are not judged yet, one list for each place."""
         found: dict[str, list[str]] = {}

@@ -121,3 +121,19 @@ def test_killed_at_any_moment_it_ends_alike(tmp_path: Path) -> None:
     assert decided(output)["stopped"] == {POOR: 1}
     assert decided(output) == decided(calm)
     assert results(output) == results(calm)
+
+
+def test_a_race_that_its_budget_ends_has_a_table_of_its_last_whole_looks(tmp_path: Path) -> None:
+    output = tmp_path / "outputs"
+    # The reference alone counts FLOPs: 8.1e9 of training, and 1.5e8 for each shard of its evaluation.
+    printed = run_here(output, *BASE, RACE, "experiment.budget={flops: 8.5e9}", code=3)
+    assert "undecided" in printed
+    standing = left_in(output, "race.json")
+    assert set(standing["racing"].values()) == {1}
+    rows = {
+        (row["algo"], row["round"], row["metric"]): row["n"] for row in left_in(output, "results.json")["rows"]
+    }
+    seen = {number: rows[name, number, "pass@1"] for name, number in (("reference", 0), ("Good", 1))}
+    assert seen == {0: 40, 1: 40}
+    run_here(output, *BASE, RACE)
+    assert decided(output)["racing"] == {}
