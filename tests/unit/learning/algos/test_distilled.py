@@ -28,6 +28,7 @@ OWN = (
     "algos=[QSharp,Distilled]",
     "algos.Distilled.teacher=QSharp",
     "algos.Distilled.batch_size=8",
+    "algos.Distilled.learning_rate=5e-4",
     "data_collection.prompts_per_round=24",
     "rounds_of_training=2",
     "evaluation.num_prompts=4",
