@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -200,27 +200,26 @@ def blocks_of(run: LoadedRun, limits: Sequence[Limits]) -> list[Block]:
         ConfigError: No method is within some limits.
         StoreError: The results of the run hold something else.
     """
-    stored = _Stored(run)
+    stored = Stored(run)
     blocks = [stored.block(place, at) for at in limits for place in stored.places]
     for at, own in groupby(blocks, key=lambda block: block.at):
         _refuse_nothing(at, list(own))
     return blocks
 
 
-def blocks_by_place(run: LoadedRun) -> dict[tuple[str, str], Callable[[Limits], Block]]:
-    """Return for every dataset and model a function from limits to a block, which may have no method."""
-    stored = _Stored(run)
-    return {place: partial(stored.block, place) for place in stored.places}
+Policy = tuple[str, int]
+"""A method, or the reference, after a round."""
+Tested = dict[tuple[Policy, Policy], record.Comparison]
 
 
-class _Stored:
+class Stored:
     """Stored data of a run on its methods."""
 
     def __init__(self, run: LoadedRun) -> None:
-        from pipeline.runs.pooling import Group, compared  # and scipy, which others do without
+        from pipeline.runs.pooling import Group, compared, compared_at_once  # and scipy, which others do without
 
         results, jobs = run.results, run.jobs.values()
-        self._confidence, self._compared = results.confidence, compared
+        self._confidence, self._compared, self._at_once = results.confidence, compared, compared_at_once
         self.places = record.by_method(row for row in results.pooled if not is_mean(row.dataset))
         costs = costs_of(results.rows, run.compute.rows, results.starts, results.teachers)
         self._costs = {(row.dataset, row.model, row.algo, row.round): row for row in costs}
@@ -257,6 +256,12 @@ class _Stored:
             methods=sorted(methods, key=lambda row: reading_order(row.algo)),
             comparisons=[] if reference is None else self._compared([(own, reference)], self._confidence),
         )
+
+    def compare(self, place: tuple[str, str], pairs: Iterable[tuple[Policy, Policy]]) -> Tested:
+        """Test pairs of policies of a dataset and model as one family, without those that cannot be tested."""
+        groups = {pair: tuple(self._group(*place, *policy) for policy in pair) for pair in dict.fromkeys(pairs)}
+        named = {(one, other): pair for pair, (one, other) in groups.items() if one and other}
+        return {named[pair]: found for pair, found in self._at_once(named, self._confidence).items()}
 
     def _reached(self, place: tuple[str, str], algo: str, at: Limits, metric: str) -> Reached:
         cells = self.places[place][algo]

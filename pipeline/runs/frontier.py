@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from pipeline.runs import record
-from pipeline.runs.equal import Block, Limits, Reached, blocks_by_place, limits_of
+from pipeline.runs.equal import Block, Limits, Policy, Reached, Stored, Tested, limits_of
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.format import decimal, interval, places_of, si, title
 from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, first_few, number_column
@@ -54,20 +55,26 @@ def leads_of(run: LoadedRun) -> list[Lead]:
     Raises:
         StoreError: The results of the run hold something else.
     """
-    found: list[Lead] = []
-    for block_at in blocks_by_place(run).values():
-        every = block_at(Limits("", ()))
-        cells: dict[frozenset[tuple[str, int | None]], tuple[float, float, Block]] = {}
+    stored, found = Stored(run), list[Lead]()
+    for place in stored.places:
+        every = stored.block(place, Limits("", ()))
+        cells: dict[frozenset[Policy], tuple[float, float, Block]] = {}
         for answer in _levels_of_cost(every):
             for kl in _levels_of_kl(every):
-                block = block_at(*limits_of([f"kl={kl!r}+flops_per_answer={answer!r}"]))
+                block = stored.block(place, *limits_of([f"kl={kl!r}+flops_per_answer={answer!r}"]))
                 if block.within:
-                    same = frozenset((row.algo, row.round) for row in block.within)
-                    cells.setdefault(same, (kl, answer, block))
-        # Each cell has two families of comparisons, with the reference and of pairs, each corrected by itself.
-        level = (1 - run.results.confidence) / max(1, 2 * len(cells))
-        found += [_lead(block, kl, answer, level) for kl, answer, block in cells.values()]
+                    cells.setdefault(frozenset(_policies(block)), (kl, answer, block))
+        pairs = (pair for same in cells for pair in combinations(sorted(same), 2))
+        tested = stored.compare(place, pairs)
+        level = 1 - run.results.confidence
+        found += [_lead(block, kl, answer, tested, level) for kl, answer, block in cells.values()]
     return found
+
+
+def _policies(block: Block) -> dict[Policy, Reached]:
+    """Return the policies within the limits that have a result, and the reference."""
+    rows = (row for row in block.methods if row.result is not None and row.result.value is not None)
+    return {(row.algo, row.round): row for row in rows if row.round is not None}
 
 
 def _levels_of_kl(block: Block) -> list[float]:
@@ -93,27 +100,24 @@ def _up(value: float) -> float:
     return float(f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.3g}")
 
 
-def _lead(block: Block, kl: float, answer: float, level: float) -> Lead:
-    rows = {row.algo: row for row in block.methods if row.result is not None and row.result.value is not None}
-    best = max(rows.values(), key=lambda row: (row.result and row.result.value) or 0.0)
-    above, apart = [], set[str]()
-    for pair in block.comparisons:
-        if best.algo in (pair.first, pair.second):
-            other = pair.second if pair.first == best.algo else pair.first
-            apart.add(other)
-            # The best has the larger mean over its own prompts and chains; what all have may say otherwise.
-            is_above = pair.difference > 0 if pair.first == best.algo else pair.difference < 0
-            if pair.p < level and is_above:
-                above.append(other)
-    others = [name for name in rows if name != best.algo]
+def _lead(block: Block, kl: float, answer: float, tested: Tested, level: float) -> Lead:
+    rows = _policies(block)
+    best = max(rows, key=lambda policy: (row.value or 0.0) if (row := rows[policy].result) else 0.0)
+    above, apart = [], list[str]()
+    for other in rows:
+        if (pair := tested.get((best, other)) or tested.get((other, best))) is not None:
+            apart.append(other[0])
+            # The best has the larger mean over its own chains; those that both have may say otherwise.
+            if pair.p < level and (pair.difference > 0) == (pair.first == best[0]):
+                above.append(other[0])
     return Lead(
         block=block,
         kl=kl,
         answer=answer,
-        best=best,
+        best=rows[best],
         above=tuple(above),
-        open=tuple(name for name in others if name in apart and name not in above),
-        untested=tuple(name for name in others if name not in apart),
+        open=tuple(name for name in apart if name not in above),
+        untested=tuple(other[0] for other in rows if other != best and other[0] not in apart),
     )
 
 
@@ -157,7 +161,7 @@ def _table(leads: Sequence[Lead], results: record.Results) -> FittedTable:
 def _about(leads: Sequence[Lead], results: record.Results, shown: set[str]) -> Iterator[str]:
     level = 1 - results.confidence
     yield "Limits: KL in nats per sequence, FLOPs of an answer. above: methods that it is shown to be above."
-    yield f"open: methods not told apart from it, at the level of {level:.2g} for all limits together."
+    yield f"open: methods not told apart from it, at the level of {level:.2g} for all pairs and limits (Holm)."
     for lead in leads:
         parts = [f"above {first_few(lead.above, 'methods')}"] if lead.above else []
         parts += [f"not told apart from {first_few(lead.open, 'methods')}"] if lead.open else []

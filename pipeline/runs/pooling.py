@@ -315,6 +315,27 @@ def compared(places: Sequence[tuple[list[Group], Group]], confidence: float) -> 
     return [comparison for known in (first, second) for comparison in _corrected(known, confidence)]
 
 
+def compared_at_once(pairs: Iterable[Pair], confidence: float) -> dict[Pair, record.Comparison]:
+    """Test pairs as one family, each on the chains and prompts that both have; those that cannot be are left out.
+
+    Args:
+        pairs: Methods after any rounds, or references.
+        confidence: Level of intervals, and 1 less that of the correction.
+    """
+    known = dict[Pair, Difference]()
+    for pair in pairs:
+        whole = [group.stack for group in pair if group.stack is not None]
+        metric = record.primary_metric(stack.sums for stack in whole)
+        if len(whole) < len(pair) or metric is None:
+            continue
+        grid = whole_grid(set.intersection(*(set(one.grid.cells) for one in whole)))
+        if len(grid):
+            one, other = aligned([stack.part(grid, stack.rows) for stack in whole])
+            if (found := difference_of(one, other, metric)) is not None:
+                known[pair] = found
+    return dict(zip(known, _corrected(known, confidence), strict=True))
+
+
 def _corrected(known: Mapping[Pair, Difference], confidence: float) -> Iterator[record.Comparison]:
     tested, ends = tests(list(known.values())), intervals(list(known.values()), confidence)
     corrected = statistics.holm([p for p, _ in tested])

@@ -23,7 +23,7 @@ from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
 from pipeline.outputs.prompts import PromptMeasures, write_prompts
 from pipeline.plan.graph import Job, Plan
-from pipeline.runs.equal import Block, block_data, block_tables, blocks_csv, blocks_of, limits_of
+from pipeline.runs.equal import Block, Stored, block_data, block_tables, blocks_csv, blocks_of, limits_of
 from pipeline.runs.frontier import leads_of
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import write_results
@@ -345,11 +345,22 @@ def test_a_front_has_the_best_within_each_pair_of_limits_and_claims_what_tests_d
     assert [(lead.kl, lead.answer) for lead in leads] == [(0.5, 1), (2.0, 1), (0.5, 2), (1.0, 2), (2.0, 2)]
     assert [lead.best.algo for lead in leads] == ["GRPO", "GRPO", "GRPO", "DPO", "GRPO"]
     for lead in leads:
-        tested = {pair for pair in lead.block.comparisons if lead.best.algo in (pair.first, pair.second)}
-        shown = {name for pair in tested if pair.p < 0.05 / 10 for name in (pair.first, pair.second)}
-        assert {*lead.above} == shown - {lead.best.algo}
         others = {row.algo for row in (*lead.block.within, lead.block.methods[0])} - {lead.best.algo}
         assert {*lead.above, *lead.open, *lead.untested} == others
+    assert leads[-1].above == ("reference",)
+
+
+def test_pairs_that_are_tested_at_once_are_corrected_for_their_number(crossed: StoredRun) -> None:
+    stored, reference = Stored(crossed.loaded), ("reference", 0)
+    (alone,) = stored.compare(("d", "m"), [(("GRPO", 3), reference)]).values()
+    policies = [("DPO", 3), ("GRPO", 2), ("GRPO", 3)]
+    several = stored.compare(("d", "m"), [(policy, reference) for policy in policies])
+    p = [one.p for one in several.values()]
+    each = [next(iter(stored.compare(("d", "m"), [(one, reference)]).values())).p for one in policies]
+    assert p == pytest.approx(holm(*each))
+    assert alone.p == each[-1]
+    same = crossed.block("kl=inf")  # each chain there is tested against the reference as well
+    assert alone.difference in {one.difference for one in same.comparisons if one.second == "reference"}
 
 
 def test_the_command_writes_the_blocks_of_a_front(crossed: StoredRun, tmp_path: Path) -> None:
