@@ -342,7 +342,7 @@ def test_the_page_works_as_it_stands_there(outputs: Path, tmp_path: Path, monkey
         if "pipeline export" in block:
             for line in block.split("python -m pipeline ")[1:]:
                 assert CliRunner().invoke(app, line.split()).exit_code == 0
-        elif not any(other in block for other in ("lm_eval", "pipeline.harness", "vllm")):
+        elif not any(other in block for other in ("lm_eval", "pipeline.harness", "pipeline chat", "vllm")):
             exec(block, names)
     assert {path.name for path in tmp_path.iterdir()} == {"outputs", "my_model", "after_one_round"}
     assert len(names["model"].generate(PROMPTS)) == 3

@@ -101,6 +101,7 @@ def test_devices_stay_where_the_engine_does_not_place_the_workers(
     backend: str, steered: Callable[..., Change], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "_devices", lambda _: (cpu_slots(2), False))
+    monkeypatch.setattr(requests, "_check_ray", lambda _: None)  # which may not be installed
     settings = ["execution.backend=ray"] if backend == "ray" else ["system.use_parallel_execution=false"]
     assert f"({backend})" in steered("+2", settings=settings).reason
 
