@@ -90,10 +90,7 @@ class BlockSearch(base.Algorithm):
     def evaluate(self, ctx: base.JobContext) -> None:
         """Search for an answer to every prompt."""
         algo, dataset = ctx.settings(BlockSearchConfig), parts.open_dataset(ctx)
-        teacher, system = ctx.input(base.TEACHER_TRAIN.name), ctx.config.system
-        model = ctx.models.get(
-            ("value", str(teacher)), lambda: parts.load.load_value(teacher, system, ctx.device), ctx.loading
-        )
+        model = parts.opening.value_model(ctx, ctx.input(base.TEACHER_TRAIN.name))
         context = parts.load.context_length(model.backbone)
         policy = parts.opening.reference_policy(ctx, dataset, context, parts.blocks.BlockSearchPolicy)
         assert isinstance(policy, parts.blocks.BlockSearchPolicy)

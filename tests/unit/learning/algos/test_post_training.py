@@ -259,6 +259,8 @@ def test_an_anchor_below_adapters_is_not_loaded_again_and_gives_the_same_bytes(
     for algo in ("DPO", "GRPO"):
         for each in (1, 2):
             ((one,), (other,)) = (found.folders(algo, each, "train") for found in (shared, apart))
+            (job,) = (job for job in shared.plan.jobs.values() if job.key == one.name)
+            assert shared.flops[job.id] == apart.flops[job.id]
             assert {path.name: path.read_bytes() for path in one.rglob("*.*") if path.is_file()} == {
                 path.name: path.read_bytes() for path in other.rglob("*.*") if path.is_file()
             }
