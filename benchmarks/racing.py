@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.arguments import positive
 from pipeline.learning.evaluation import anytime
+from pipeline.runs import racing
 
 ALPHA = 0.05
 AT_ONCE = 250
@@ -105,6 +106,50 @@ def null_cases() -> Iterator[tuple[str, Values, int, int | None]]:
             )
     yield "12 equal, level 0.5", np.full(12, 0.5), 60, None
     yield "12, six at 0.5, six at 0.8", np.repeat([0.5, 0.8], 6), 60, 100
+
+
+NEARLY, MOST_ADDED, PROMPTS_ADDED, LIKENESS = 0.25, 3, 300, 0.95
+"""Share of the evidence of a claim at which a chain is added; how many are; prompts; how alike a clone answers."""
+
+
+def false_additions(repetitions: int, alpha: float = ALPHA) -> tuple[int, int]:
+    """The same where someone adds a clone of the leader each time that a pair is near a claim.
+
+    Two chains begin. All are right at one prompt of two. Pairs have the levels of a run, and those of an added
+    chain count the prompts after its addition.
+    """
+    draw = np.random.Generator(np.random.SFC64(MOST_ADDED))
+    wrong = 0
+    for _ in range(repetitions):
+        luck = draw.random(PROMPTS_ADDED)
+        own = [np.where(draw.random(PROMPTS_ADDED) < ALIKE, luck, draw.random(PROMPTS_ADDED)) for _ in range(2)]
+        entries, now = {0: 0, 1: 0}, 0
+        while True:
+            levels = {
+                algo: entry
+                for entry in racing.entries_of({str(name): at for name, at in entries.items()}, alpha)
+                for algo in entry.algos
+            }
+            near: list[tuple[int, int]] = []
+            is_wrong = False
+            for one, two in combinations(entries, 2):
+                entry = levels[str(two)]
+                right = [(own[name][entry.seen :] < 0.5).astype(np.float64) for name in (one, two)]
+                if not len(right[0]):
+                    continue
+                goal = 2 / (entry.level * racing.round_share(1, 1))
+                for leader, found in zip((one, two), anytime.e_values(right[0] - right[1]), strict=True):
+                    is_wrong |= bool(found.max() >= goal)
+                    at = np.flatnonzero(found >= NEARLY * goal)
+                    at = at[at + entry.seen >= now]
+                    near += [(int(at[0]) + entry.seen + 1, leader)] if len(at) else []
+            if len(entries) == 2 + MOST_ADDED or not near:
+                break
+            now, leader = min(near)
+            entries[len(own)] = now
+            own.append(np.where(draw.random(PROMPTS_ADDED) < LIKENESS, own[leader], draw.random(PROMPTS_ADDED)))
+        wrong += is_wrong
+    return wrong, repetitions
 
 
 def false_seeds(methods: int, seeds: int, repetitions: int) -> tuple[int, int]:
@@ -242,6 +287,8 @@ def main() -> None:
         for name, levels, prompts, population in null_cases():
             of = f"{prompts} prompts" if population is None else f"{prompts} of {population} prompts"
             told(f"{name}; {of}", false_claims(levels, prompts, population, arguments.repetitions))
+        name = f"2 equal, and up to {MOST_ADDED} clones of the leader, each when a pair is near a claim"
+        told(f"{name}; {PROMPTS_ADDED} prompts", false_additions(arguments.repetitions))
         for methods in (2, METHODS):
             told(f"{methods} equal, 10 seeds as units", false_seeds(methods, 10, arguments.repetitions))
     if arguments.part != "claims":

@@ -187,7 +187,7 @@ def prepare(config: Config, given: Sequence[str] = (), devices: list[inventory.D
 
         everything, standing = plan, racing.stand(config, plan, store, rows)
         config = standing.applied(config)
-        plan = plan_of(config, racing=standing.racing)
+        plan = plan_of(config, racing=standing.open_from)
         standing = with_saved(standing, everything, plan)
     notes = (
         warning,

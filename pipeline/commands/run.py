@@ -558,7 +558,7 @@ def _at_last_looks(request: Request, verified: Verified, run: RunFolder, console
     made = replace(made, plan=made.plan.up_to(done))
     _link_stored(made, run, [job_id for job_id in measured if job_id in done])
     looks = standing.last_looks()
-    told = [f"{name}, round {len(looks[name])}: {looks[name][-1]:,}" for name in standing.racing if looks[name]]
+    told = [f"{name}, round {len(looks[name])}: {looks[name][-1]:,}" for name in standing.open_from if looks[name]]
     note(console, f"the race is not over; results are of its last whole look, in prompts: {'; '.join(told)}")
     return made
 

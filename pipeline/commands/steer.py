@@ -119,6 +119,8 @@ def command(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.O
     line, made = loaded.origin.command_line, loaded.origin
     if not line:
         raise ConfigError(f"{name} was not started from a command line, so no command repeats it")
+    if (standing := read_standing(loaded.folder)) is not None and standing.racing:
+        sys.stderr.write("the race is not over; this is what it has decided by now\n")
     if made.settings and (experiment := loaded.config.get("experiment") or {}).get("race"):
         decided = {f"experiment.{key}": experiment.get(key) or {} for key in ("looks", "last_rounds")}
         settings = steering.without_race(made.settings, decided)
@@ -153,9 +155,20 @@ def _asked(run: LoadedRun, asked: Asked, console: Console) -> int:
             console, f"{asked}: done{'; a device is given back once the job that it has is over' if gives else ''}"
         )
         return 0
+    _tell_entries(run, asked, console)
     more = command_text(f"command {run.name}", run.folder.path.parent.parent)
     say(console, f"{asked}: done; the run has {answer['jobs']:,} jobs. What it has become:", copy=more)
     return 0
+
+
+def _tell_entries(run: LoadedRun, asked: Asked, console: Console) -> None:
+    """Say which prompts count for claims of a race on what was added."""
+    standing = read_standing(run.folder)
+    if asked.verb in ("add", "clone") and standing and standing.added:
+        seen = max(standing.added.values())
+        say(
+            console, f"claims of the race on added algorithms count prompts after the first {seen:,}, seen by then"
+        )
 
 
 def _after(run: LoadedRun, asked: Asked) -> tuple[Config, list[str], list[str]]:
@@ -170,8 +183,14 @@ def _after(run: LoadedRun, asked: Asked) -> tuple[Config, list[str], list[str]]:
     racing = standing.racing if standing else None
     rounds = steering.rounds_of(run.jobs, there, view.running().keys(), racing)
     before = config_from_plain(run.read_config())
-    settings = steering.settings_after(asked, made.settings, before, run.jobs, rounds)
+    is_race = before.experiment.race is not None
+    asked_for = steering.composed(made.command, made.settings) if is_race else before
+    given = asked_for if asked.verb in ("add", "clone") else before  # what a race has decided stays its own
+    settings = steering.settings_after(asked, made.settings, given, run.jobs, rounds)
     config = steering.composed(made.command, settings)
+    if is_race:
+        settings = steering.with_entries(settings, asked_for, config, standing)
+        config = steering.composed(made.command, settings)
     config.output_dir = str(run.folder.path.parent.parent)  # wherever this command is typed
     request = requests.prepare(config, settings, devices=_like_those_of(made.devices))
     steering.check_unchanged(run.jobs, request.plan)

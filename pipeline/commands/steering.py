@@ -195,6 +195,34 @@ def settings_after(
     raise ConfigError(f"{asked.verb[:80]!r} is nothing that a run can be asked")
 
 
+def with_entries(
+    settings: Sequence[str], before: Config, after: Config, standing: race.Standing | None
+) -> list[str]:
+    """Return the settings after a request which also say what it means for claims of the race, if the run is one.
+
+    Args:
+        settings: The settings.
+        before: Configuration before the request.
+        after: What the settings make.
+        standing: Standing before; None if it cannot be read, which is as if all prompts had been seen.
+    """
+    of = before.experiment.race
+    if of is None:
+        return [*settings]
+    wanted = [looks for all_looks in standing.looks.values() for looks in all_looks] if standing else []
+    seen = max(of.seen, 1, *(wanted if standing else [before.evaluation.num_prompts]))
+    there = {name for name, algo in before.algos.items() if algo.enabled}
+    new = [name for name, algo in after.algos.items() if algo.enabled and name not in there]
+    values: dict[str, Any] = {}
+    if new:
+        values["experiment.race.added"] = of.added | dict.fromkeys(new, seen)
+    if of.rounds is None and after.rounds_of_training > before.rounds_of_training:
+        values["experiment.race.rounds"] = before.rounds_of_training
+    if before.experiment.last_rounds != after.experiment.last_rounds:
+        values["experiment.race.seen"] = seen
+    return _with(settings, values)
+
+
 def matching(typed: str, chains: Mapping[str, str]) -> list[str]:
     """Return the chains that a user means: all of an algorithm, or one.
 
@@ -536,7 +564,13 @@ class Steered:
             there = {job_id for job_id, one in state.jobs.items() if one.status in THERE}
             running = {job_id for job_id, one in state.jobs.items() if one.status is JobStatus.running}
             rounds = rounds_of(jobs, there, running, before.standing.racing if before.standing else None)
-            settings = settings_after(asked, before.given, before.config, jobs, rounds)
+            made = before.config
+            if asked.verb in ("add", "clone"):  # what a race has decided stays its own
+                made = before.asked or before.config
+            settings = settings_after(asked, before.given, made, jobs, rounds)
+            if before.command and before.config.experiment.race is not None:
+                config = composed(before.command, settings)
+                settings = with_entries(settings, before.asked or before.config, config, before.standing)
             request = _prepared(before, settings)
             check_resumed(asked, before.config, request.config)
             if asked.verb != "stop":

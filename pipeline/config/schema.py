@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, Self
 
+from pipeline.errors import unknown_name
 from pipeline.outputs.formats import Sampling
 
 # -- fields ------------------------------------------------------------------------------------------------------
@@ -769,6 +770,15 @@ class RaceConfig(Settings):
         None, at_least=1, at_most=1_000_000_000, hint=", or null for execution.shard_size", affects_result=False
     )
     """Prompts of each policy between two looks at the results, in whole shards."""
+    added: dict[str, int] = number({}, at_least=1, at_most=1_000_000_000, affects_result=False)
+    """Algorithm that was added later -> prompts that were seen before, of which no claim on it is made; `pipeline
+    add` and `clone` set it."""
+    rounds: int | None = number(
+        None, at_least=1, at_most=1_000_000, hint=", or null for rounds_of_training", affects_result=False
+    )
+    """Rounds that the race began with, if more were added; `pipeline add` sets it."""
+    seen: int = number(0, at_least=0, at_most=1_000_000_000, affects_result=False)
+    """Prompts that were seen of chains which left the race since; `pipeline stop` sets it."""
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """Report what no race can be with."""
@@ -788,7 +798,10 @@ class RaceConfig(Settings):
             yield f"{key} decides on how many prompts to evaluate: leave out {settings}"
         if not evaluation.on_own:
             yield f"{key} judges by the dataset that is trained on: set evaluation.on_own=true"
-        if len(set(config.algos) - set(evaluation.also)) < 2:
+        racers = [name for name in config.algos if name not in evaluation.also]
+        if unknown := sorted({*self.added} - {*racers}):
+            yield f"{key}.added: {unknown_name('algorithm of the run', unknown[0], racers)}"
+        if len({*racers} - {*self.added}) < 2:
             yield f"{key}: needs two algorithms or more"
 
 

@@ -41,6 +41,7 @@ class Pair:
         second: Another.
         better: Which is shown better; "" while that is open.
         looks: All looks at both, in order.
+        since: Prompts before those that count: they were seen before one of the two was added.
     """
 
     place: str
@@ -49,14 +50,21 @@ class Pair:
     second: str
     better: str
     looks: list[Look]
+    since: int = 0
+
+    @property
+    def worse(self) -> str:
+        """Return which is shown worse; "" while that is open."""
+        return "" if not self.better else self.second if self.better == self.first else self.first
 
     def __str__(self) -> str:
         look, name = self.looks[-1], f"{self.place}: round {self.round}"
-        order = f"{self.first} and {self.second}"
-        if self.better:
-            order = f"{self.better} above {self.second if self.better == self.first else self.first}"
+        order = f"{self.better} above {self.worse}" if self.better else f"{self.first} and {self.second}"
         interval = f"{self.first} - {self.second} = {look.difference:.3f} [{look.low:.3f}, {look.high:.3f}]"
-        return f"{name}, {look.prompts:,} prompts: {order}: {interval}"
+        prompts = (
+            f"{look.prompts:,} prompts" if not self.since else f"prompts {self.since + 1:,} to {look.prompts:,}"
+        )
+        return f"{name}, {prompts}: {order}: {interval}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +76,11 @@ class Standing:
         num_prompts: Largest number of prompts.
         looks: Chain -> prompts wanted so far in each round.
         racing: Chain -> its first round that is not decided; empty once the race is over.
+        grows: Chain -> its first round that chains which were added later may need on more prompts.
+        awaited: Looks that are not judged yet, each as chain -> round of all that take part.
         stopped: Chain -> the last round of one that is shown worse then, and trained no further.
         pairs: All pairs of all rounds so far.
+        added: Algorithm that was added -> prompts seen before, of which no claim on it is made.
         saved: ``prompts`` and ``rounds`` that are not evaluated and trained, and the ``seconds`` of a device that
             these would have taken, by estimates.
     """
@@ -78,8 +89,11 @@ class Standing:
     num_prompts: int
     looks: dict[str, list[int]] = field(default_factory=dict)
     racing: dict[str, int] = field(default_factory=dict)
+    grows: dict[str, int] = field(default_factory=dict)
+    awaited: list[dict[str, int]] = field(default_factory=list)
     stopped: dict[str, int] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
+    added: dict[str, int] = field(default_factory=dict)
     saved: dict[str, float] = field(default_factory=dict)
 
     def applied(self, config: Config) -> Config:
@@ -87,6 +101,12 @@ class Standing:
         last_rounds = config.experiment.last_rounds | self.stopped
         experiment = replace(config.experiment, looks=self.looks, last_rounds=last_rounds)
         return replace(config, experiment=experiment)
+
+    @property
+    def open_from(self) -> dict[str, int]:
+        """Return chain -> its first round that may yet be evaluated on more prompts."""
+        both = {*self.racing, *self.grows}
+        return {name: min(of[name] for of in (self.racing, self.grows) if name in of) for name in both}
 
     def last_looks(self) -> dict[str, list[int]]:
         """Return chain -> prompts of each round, of one that is not decided those of the last look of all."""
@@ -96,25 +116,27 @@ class Standing:
                 of = f"{pair.place}/{algo}", pair.round
                 seen[of] = max(seen.get(of, 0), pair.looks[-1].prompts)
         found = dict(self.looks)
-        for chain, number in self.racing.items():
-            now = seen.get((chain, number))
-            found[chain] = [*self.looks.get(chain, ())[: number - 1], *([now] if now else [])]
+        for chain, first in self.open_from.items():
+            wanted = self.looks.get(chain, [])
+            found[chain] = wanted[: first - 1]
+            for number, prompts in enumerate(wanted[first - 1 :], first):
+                alone = prompts if number < self.racing.get(chain, number + 1) else 0
+                if not (now := seen.get((chain, number), alone)):
+                    break
+                found[chain].append(now)
         return found
 
     def ended_here(self, config: Config) -> Config:
         """Return the request, without a race, of what `last_looks` has."""
         looks = self.last_looks()
-        ends = config.experiment.last_rounds | self.stopped | {name: len(looks[name]) for name in self.racing}
+        ends = config.experiment.last_rounds | self.stopped | {name: len(looks[name]) for name in self.open_from}
         own = {name: of for name, of in looks.items() if of}
         return replace(config, experiment=replace(config.experiment, race=None, looks=own, last_rounds=ends))
 
     def waits_for(self, plan: Plan) -> list[list[str]]:
-        """Return the jobs of the looks that are not judged yet, one list for each place."""
-        found: dict[str, list[str]] = {}
-        for job in plan.jobs.values():
-            if job.stage == EVALUATE and self.racing.get(job.chain) == job.round:
-                found.setdefault(job.chain.rpartition("/")[0], []).append(job.id)
-        return list(found.values())
+        """Return the jobs of the looks that are not judged yet, one list for each."""
+        evaluations = [job for job in plan.jobs.values() if job.stage == EVALUATE]
+        return [[job.id for job in evaluations if of.get(job.chain) == job.round] for of in self.awaited]
 
     def since(self, before: Standing) -> str:
         """Say what was decided since an earlier standing."""
@@ -182,6 +204,11 @@ def outcome(standing: Standing) -> list[str]:
     lines = [
         f"stopped, not shown worse at the end: {chain}, shown worse after round {last}"
         for chain, last in standing.stopped.items()
+    ]
+    lines += [
+        f"added later: {algo}: claims on it count prompts after the first {seen:,}"
+        f"{', of which there are none' if seen >= standing.num_prompts else ''}"
+        for algo, seen in standing.added.items()
     ]
     if standing.racing:
         lines.append(f"undecided: {', '.join(f'{name} from round {of}' for name, of in standing.racing.items())}")

@@ -6,16 +6,22 @@ A standing depends on outcomes alone, never on time: each look is judged once al
 rounds in order. So a run that was killed, or is repeated, decides alike.
 
 Each two chains of one dataset, model, reference and seed are a pair, and all pairs and rounds are one family: a
-pair is settled once its interval at level 1 - alpha / (pairs x rounds) leaves out 0. All rounds see the same
-prompts in the same order, which is why evidence is not pooled over rounds or pairs: the union bound holds all the
-same. Claims are about other prompts like these, as those of the tables are.
+pair is settled once its interval leaves out 0 at its share of alpha, see `level`. All rounds see the same prompts
+in the same order, which is why evidence is not pooled over rounds or pairs: the union bound holds all the same.
+Claims are about other prompts like these, as those of the tables are.
+
+Chains may be added at any time, for any reason. Claims on them count only prompts that nobody had seen then: given
+all that was seen, these are as good as new, and the chain is one that was fixed before. So a claim on the k-th
+addition is false with a probability of at most its share, whatever came before, and all shares together are alpha.
+Nothing that is decided between older chains depends on later ones. The policies of a round do not depend on
+evaluations, so the shares of rounds that are added are as good as fixed before, and they count all prompts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import combinations
 from pathlib import Path
@@ -57,9 +63,11 @@ class Rules:
         num_prompts: Largest number of prompts.
         until: When a round is over.
         alpha: Probability of any false claim.
-        num_rounds: Number of rounds of which claims may be made, fixed before.
+        num_rounds: Number of rounds of which claims may be made.
         kept: Chains that are never stopped, as others start from them.
-        num_chains: Number of chains of which claims may be made, with those that were left out since.
+        entries: Algorithm of which claims may be made, with those that were left out since -> prompts that were
+            seen before it was added; 0 for those of the start, as others that race are.
+        first_rounds: Number of rounds at the start; 0 for all.
     """
 
     look: int
@@ -68,7 +76,48 @@ class Rules:
     alpha: float
     num_rounds: int
     kept: Collection[str] = ()
-    num_chains: int = 0
+    entries: Mapping[str, int] = field(default_factory=dict)
+    first_rounds: int = 0
+
+
+_FIRST = 0.95
+"""Share of what a race begins with; what is added k-th has (1 - _FIRST) / 2^k."""
+
+
+def share(order: int) -> float:
+    """Return the share of what is added in this order, 0 for what a race begins with; all together have 1."""
+    return _FIRST if order == 0 else (1 - _FIRST) / 2**order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Chains that come into a race together, and the pairs that they make with each other and with older ones.
+
+    Attributes:
+        algos: Their algorithms.
+        seen: Prompts that were seen before.
+        level: Level of each of the pairs in all rounds together.
+    """
+
+    algos: Collection[str]
+    seen: int
+    level: float
+
+
+def entries_of(entries: Mapping[str, int], alpha: float) -> list[Entry]:
+    """Return who comes into a race when: algorithms added after the same number of prompts come together."""
+    found, before = list[Entry](), 0
+    for order, seen in enumerate(sorted({0, *entries.values()})):
+        algos = [algo for algo, at in entries.items() if at == seen]
+        pairs = math.comb(before + len(algos), 2) - math.comb(before, 2)
+        found.append(Entry(algos=algos, seen=seen, level=alpha * share(order) / max(1, pairs)))
+        before += len(algos)
+    return found
+
+
+def round_share(number: int, first_rounds: int) -> float:
+    """Return the share that a round has of the level of a pair."""
+    return share(0) / first_rounds if number <= first_rounds else share(number - first_rounds)
 
 
 def decide(place: str, rounds: Mapping[str, Collection[int]], rules: Rules, outcomes: Outcomes) -> Standing:
@@ -81,51 +130,100 @@ def decide(place: str, rounds: Mapping[str, Collection[int]], rules: Rules, outc
         outcomes: The outcomes. Those beyond the looks that are decided change nothing.
     """
     found = Standing(settings="", num_prompts=rules.num_prompts)
-    level = rules.alpha / (rules.num_rounds * max(1, math.comb(max(len(rounds), rules.num_chains), 2)))
-    for number in range(1, rules.num_rounds + 1):
-        left = [name for name in rounds if number in rounds[name] and number <= found.stopped.get(name, number)]
-        for name in left:  # rounds before its own first one are another chain's
-            found.looks.setdefault(name, [rules.look] * (number - 1)).append(rules.num_prompts)
-        if len(left) < 2:
-            continue
-        beaten = _decide_round(found, place, number, left, level, rules, outcomes)
-        later = [name for name in rounds if any(own > number for own in rounds[name])]
-        if beaten is None:
-            alive = {name: number + 1 for name in later if name not in found.stopped}
-            # Until the round is over, a stop of one chain may change how many prompts the others needed.
-            found.racing.update({**alive, **dict.fromkeys(left, number)})
-            return found
-        if rules.until is Until.best:
-            found.stopped.update({name: number for name in later if name in beaten and name not in rules.kept})
+    older = list[str]()
+    for entry in entries_of(dict.fromkeys(map(_algo, rounds), 0) | dict(rules.entries), rules.alpha):
+        own = [name for name in rounds if _algo(name) in entry.algos]
+        _decide_entry(
+            found,
+            rounds,
+            _Field(place=place, older=tuple(older), own=dict.fromkeys(own).keys(), entry=entry),
+            rules,
+            outcomes,
+        )
+        older += own
     return found
 
 
+def _algo(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Field:
+    """Chains of an entry among older ones."""
+
+    place: str
+    older: Collection[str]
+    own: Set[str]
+    entry: Entry
+
+
+def _decide_entry(
+    found: Standing, rounds: Mapping[str, Collection[int]], there: _Field, rules: Rules, outcomes: Outcomes
+) -> None:
+    """Judge all rounds of the chains of an entry; older ones are judged, and nothing changes that but looks."""
+    for number in range(1, rules.num_rounds + 1):
+        left = [
+            name
+            for name in (*there.older, *there.own)
+            if number in rounds[name] and number <= found.stopped.get(name, number)
+        ]
+        own = [name for name in left if name in there.own]
+        for name in own:  # rounds before its own first one are another chain's
+            found.looks.setdefault(name, [rules.look] * (number - 1)).append(rules.num_prompts)
+        if rules.until is Until.best:
+            gone = {f"{there.place}/{pair.worse}" for pair in found.pairs if pair.round == number and pair.better}
+            left = [name for name in left if name in own or name not in gone]
+        if not own or len(left) < 2 or there.entry.seen >= rules.num_prompts:
+            continue
+        later = [name for name in there.own if any(one > number for one in rounds[name])]
+        beaten = None
+        if any(found.racing.get(name, number + 1) <= number for name in left if name not in own):
+            for name in own:  # older ones come first
+                found.looks[name][-1] = min(there.entry.seen + rules.look, rules.num_prompts)
+        else:
+            beaten = _decide_round(found, there, number, left, rules, outcomes)
+            if beaten is None:
+                found.awaited.append(dict.fromkeys(left, number))
+        if beaten is None:
+            alive = {name: number + 1 for name in later if name not in found.stopped}
+            # Until the round is over, a stop of one chain may change how many prompts the others needed.
+            found.racing.update({**alive, **dict.fromkeys(own, number)})
+            for name in left:
+                if name not in own:
+                    found.grows[name] = min(number, found.grows.get(name, number))
+            return
+        if rules.until is Until.best:
+            found.stopped.update({name: number for name in later if name in beaten and name not in rules.kept})
+
+
 def _decide_round(
-    found: Standing,
-    place: str,
-    number: int,
-    left: Sequence[str],
-    level: float,
-    rules: Rules,
-    outcomes: Outcomes,
+    found: Standing, there: _Field, number: int, left: Sequence[str], rules: Rules, outcomes: Outcomes
 ) -> set[str] | None:
     """Add a round to a standing, look by look; return the chains that are shown worse, or None if it goes on."""
     values = {name: outcomes(name, number) for name in left}
-    tests = {(one, two): _Test(values[one], values[two], level) for one, two in combinations(left, 2)}
+    level = there.entry.level * round_share(number, rules.first_rounds or rules.num_rounds)
+    at = since = there.entry.seen
+    tests = {
+        (one, two): _Test(values[one][since:], values[two][since:], level)
+        for one, two in combinations(left, 2)
+        if two in there.own  # older ones come first
+    }
     looks: dict[tuple[str, str], list[int]] = {pair: [] for pair in tests}
-    active, at, is_over = list(left), 0, False
+    active, is_over = list(left), False
     beaten: set[str] = set()
     while not is_over:
         upto = min(at + rules.look, rules.num_prompts)
         for name in active:
-            found.looks[name][-1] = upto
+            of = found.looks[name]
+            of[number - 1] = upto if name in there.own else max(of[number - 1], upto)
         if any(len(values[name]) < upto for name in active):
             break
         at = upto
         for pair, seen in looks.items():
             if {*pair} <= {*active}:
                 seen.append(at)
-        better = {pair: tests[pair].better(seen[-1]) for pair, seen in looks.items()}
+        better = {pair: tests[pair].better(seen[-1] - since) for pair, seen in looks.items()}
         beaten = {name for pair, sign in better.items() if sign for name in (pair[1] if sign > 0 else pair[0],)}
         busy = {
             Until.separated: {name for pair, sign in better.items() if not sign for name in pair},
@@ -133,19 +231,20 @@ def _decide_round(
             Until.budget: set(left),
         }[rules.until]
         active = [name for name in active if name in busy]
-        is_over = at >= rules.num_prompts or len(active) < 2
+        is_over = at >= rules.num_prompts or len(active) < 2 or there.own.isdisjoint(active)
     for (one, two), seen in looks.items():
         if seen:
-            test, algos = tests[one, two], [name.rpartition("/")[2] for name in (one, two)]
-            sign = test.better(seen[-1])
+            test, algos = tests[one, two], [_algo(name) for name in (one, two)]
+            sign = test.better(seen[-1] - since)
             found.pairs.append(
                 Pair(
-                    place=place,
+                    place=there.place,
                     round=number,
                     first=algos[0],
                     second=algos[1],
                     better="" if not sign else algos[sign < 0],
-                    looks=[test.look(prompts) for prompts in seen],
+                    looks=[replace(test.look(prompts - since), prompts=prompts) for prompts in seen],
+                    since=since,
                 )
             )
     return beaten if is_over else None
@@ -202,6 +301,8 @@ def stand(config: Config, plan: Plan, store: Store, rows: Mapping[str, Mapping[s
         until=race.until,
         alpha=race.alpha,
         num_rounds=config.rounds_of_training,
+        entries=_entries(race, config),
+        first_rounds=race.rounds or config.rounds_of_training,
     )
     others = {of for algo in config.algos.values() if algo.enabled for of in taken_from(algo).values()}
     others |= {continued_from(algo)[0] or "" for algo in config.algos.values() if algo.enabled}
@@ -217,21 +318,29 @@ def stand(config: Config, plan: Plan, store: Store, rows: Mapping[str, Mapping[s
         return np.concatenate([values, np.full(max(0, everything - len(values)), np.nan)])
 
     parts = []
-    chosen = [name for name, algo in config.algos.items() if algo.enabled and name not in config.evaluation.also]
     for place in dict.fromkeys(name.rpartition("/")[0] for name in shards):
         own = {name: rounds for name, rounds in shards.items() if name.rpartition("/")[0] == place}
         kept = [name for name in own if name.rpartition("/")[2] in others]
         there = rows.get(place.partition("/")[0], {}).get(config.evaluation.split, everything)
-        own_rules = replace(rules, kept=kept, num_prompts=min(everything, there), num_chains=len(chosen))
+        own_rules = replace(rules, kept=kept, num_prompts=min(everything, there))
         parts.append(decide(place, own, own_rules, outcomes))
     return Standing(
         settings=f"{race.metric}, alpha {race.alpha:g}, until {race.until.name}",
         num_prompts=everything,
         looks={name: of for part in parts for name, of in part.looks.items()},
         racing={name: of for part in parts for name, of in part.racing.items()},
+        grows={name: of for part in parts for name, of in part.grows.items()},
         stopped={name: of for part in parts for name, of in part.stopped.items()},
+        awaited=[of for part in parts for of in part.awaited],
         pairs=[pair for part in parts for pair in part.pairs],
+        added=race.added,
     )
+
+
+def _entries(race: RaceConfig, config: Config) -> dict[str, int]:
+    """Return the algorithms of a race -> prompts that were seen before each was added."""
+    chosen = [name for name, algo in config.algos.items() if algo.enabled and name not in config.evaluation.also]
+    return {name: race.added.get(name, 0) for name in chosen}
 
 
 def _evaluations(config: Config, plan: Plan) -> Iterable[Job]:
@@ -267,9 +376,10 @@ def shard_outcomes(root: Path, key: str, metric: str) -> Floats:
 def expected(race: RaceConfig, config: Config) -> list[str]:
     """Say what a race can settle, with a warning where the test set is too small for a small difference."""
     prompts, look = config.evaluation.num_prompts, race.look or config.execution.shard_size
-    chains = sum(algo.enabled for name, algo in config.algos.items() if name not in config.evaluation.also)
-    hypotheses = 2 * math.comb(chains, 2) * config.rounds_of_training
-    needed = partial(anytime.prompts_needed, hypotheses=hypotheses, alpha=race.alpha, discordant=DISCORDANT)
+    chains = sum(not seen for seen in _entries(race, config).values())
+    hypotheses = 2 * math.comb(chains, 2) * (race.rounds or config.rounds_of_training)
+    alpha = race.alpha * share(0) ** 2
+    needed = partial(anytime.prompts_needed, hypotheses=hypotheses, alpha=alpha, discordant=DISCORDANT)
     told = ", ".join(f"{size:g} at some {needed(size) or math.inf:,}" for size in (0.1, 0.05, SMALL))
     lines = [
         f"race: prompts that settle a difference of {race.metric}: {told}, if {DISCORDANT:.0%} of the prompts "

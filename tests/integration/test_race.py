@@ -137,3 +137,41 @@ def test_a_race_that_its_budget_ends_has_a_table_of_its_last_whole_looks(tmp_pat
     assert seen == {0: 40, 1: 40}
     run_here(output, *BASE, RACE)
     assert decided(output)["racing"] == {}
+
+
+def test_what_is_added_to_a_race_is_judged_on_prompts_that_nobody_had_seen_and_one_command_does_it_again(
+    tmp_path: Path,
+) -> None:
+    output, again, plain = tmp_path / "outputs", tmp_path / "again", tmp_path / "plain"
+    run_here(output, *BASE, RACE, "evaluation.num_prompts=200")
+    before = decided(output)
+    # The race is over; Good and Like have used all prompts, so nothing is claimed of what comes now.
+    said = say("clone", "t", "Poor", "--as", "Late", "algos.Late.options.share=0.2", output=output)
+    assert "Traceback" not in said
+    late = decided(output)
+    assert late["added"] == {"Late": 200}
+    assert (late["pairs"], late["stopped"]) == (before["pairs"], before["stopped"])
+
+    budget = "experiment.budget={flops: 8.5e9}"  # ends it after two looks, see above
+    run_here(again, *BASE, RACE, "evaluation.num_prompts=200", budget, code=3)
+    say("clone", "t", "Poor", "--as", "Late", "algos.Late.options.share=0.2", output=again)
+    standing = decided(again)
+    [seen] = standing["added"].values()
+    own = [pair for pair in standing["pairs"] if "Late" in (pair["first"], pair["second"])]
+    assert own
+    assert {pair["since"] for pair in own} == {seen}
+    assert seen < 100
+    assert all(seen < look["prompts"] <= 200 for pair in own for look in pair["looks"])
+    assert standing["stopped"] == {POOR: 1, f"{POOR[:-4]}Late": 1}
+    assert [pair for pair in standing["pairs"] if pair not in own] == before["pairs"]
+
+    # The command of the run, with its race, decides alike; the printed one, without it, has the same bytes.
+    settings = json.loads((again / "t" / "latest" / "origin.json").read_text())["settings"]
+    run_here(again, *[word for word in settings if not word.startswith(("experiment.name=", "output_dir="))])
+    assert decided(again) == standing
+    assert events(again, "JobFinished") == []
+    words = shlex.split(say("command", "t", output=again))[2:]
+    left_out = ("experiment.name", "output_", "experiment.budget")
+    run_here(plain, *[word for word in words if "=" in word and not word.startswith(left_out)])
+    assert keys_in(plain) == keys_in(again)
+    assert results(plain) == results(again)
