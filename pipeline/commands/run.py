@@ -504,7 +504,7 @@ def _end(request: Request, outcome: Outcome | None, verified: Verified, run: Run
         tell(jobs[job_id], problem)
     usable = [job for job_id, job in jobs.items() if job_id not in lost]
     of = request
-    if outcome is not None and outcome.is_spent and (seen := _at_last_looks(request, verified, run, console)):
+    if outcome is not None and (seen := _at_last_looks(request, verified, run, console)):
         of, usable = seen, list(seen.plan.jobs.values())
     written, makers = results.leave_results(of, usable, run, tell)
     if request.config.stage is StageChoice.prepare:
@@ -525,7 +525,7 @@ def _end(request: Request, outcome: Outcome | None, verified: Verified, run: Run
 
 
 def _at_last_looks(request: Request, verified: Verified, run: RunFolder, console: Console) -> Request | None:
-    """Return the request of the last looks of a race that its budget has ended; their metrics are made here.
+    """Return the request of the last looks of a race that ended before it was over; their metrics are made here.
 
     Until a round is decided the plan has no metrics of it. None if no race was ended, or it had no look.
     """
@@ -556,6 +556,8 @@ def _at_last_looks(request: Request, verified: Verified, run: RunFolder, console
         return None
     done = there.union(job_id for job_id in measured if ended.jobs.get(job_id) in state.THERE)
     made = replace(made, plan=made.plan.up_to(done))
+    if not any(job.stage == METRICS_STAGE for job in made.plan.jobs.values()):
+        return None  # as of a reference that is not evaluated
     _link_stored(made, run, [job_id for job_id in measured if job_id in done])
     looks = standing.last_looks()
     told = [f"{name}, round {len(looks[name])}: {looks[name][-1]:,}" for name in standing.open_from if looks[name]]

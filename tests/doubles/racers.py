@@ -29,7 +29,9 @@ class Racer(Algorithm):
     )
 
     def train(self, ctx: JobContext) -> None:
-        """Wait."""
+        """Wait, or fail in the round that `options.fails_in` says."""
+        if ctx.round == ctx.config.algo.options.get("fails_in"):
+            raise ValueError("as its options say")
         until = time.monotonic() + float(ctx.config.algo.options.get("train_s", 0)) * (ctx.round > 1)
         while time.monotonic() < until:
             ctx.progress(0)

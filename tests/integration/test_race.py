@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
@@ -175,3 +176,28 @@ def test_what_is_added_to_a_race_is_judged_on_prompts_that_nobody_had_seen_and_o
     run_here(plain, *[word for word in words if "=" in word and not word.startswith(left_out)])
     assert keys_in(plain) == keys_in(again)
     assert results(plain) == results(again)
+
+
+@pytest.mark.parametrize("way", ["interrupted", "failed"])
+def test_a_race_that_something_else_ends_has_that_table_too(way: str, tmp_path: Path) -> None:
+    output = tmp_path / "outputs"
+    asked = [*BASE, RACE, "execution.workers=2", "algos.Good.options.train_s=60", "algos.Like.options.train_s=60"]
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    if way == "failed":
+        asked = [*asked[:-2], "algos.Like.options.fails_in=2"]
+    process: Any = subprocess.Popen(command(output, *asked), cwd=output.parent, **told)
+    try:
+        if way == "interrupted":
+            is_there = (output / "t" / "latest" / "race.json").exists
+            wait_for(lambda: is_there() and bool(decided(output)["stopped"]))
+            of_reference = "s0/reference/evaluate"
+            wait_for(lambda: sum(of_reference in job for job in events(output, "JobFinished")) == 100 // 20)
+            process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=800)
+    finally:
+        process.kill()
+    assert "Traceback" not in said
+    assert process.returncode == (130 if way == "interrupted" else 1), said
+    found = {(row["algo"], row["round"]) for row in left_in(output, "results.json")["rows"]}
+    assert {("reference", 0), ("Good", 1), ("Like", 1), ("Poor", 1)} <= found, said
+    assert decided(output)["racing"]
