@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from pipeline.config.checks import check_config, check_together, idle_settings
-from pipeline.config.schema import Backend, Config, DeviceChoice, DryRun, ExecutionConfig, Keep
+from pipeline.config.schema import Backend, Config, DeviceChoice, DryRun, ExecutionConfig, Keep, TextBackend
 from pipeline.config.tables import point_of, rows_of
 from pipeline.engine.devices import inventory, select
 from pipeline.engine.keeper import Keeper
@@ -76,6 +76,8 @@ class Request:
     """What its race has decided so far, if it is one."""
     asked: Config | None = None
     """The configuration without what the race has decided."""
+    chosen: str | None = None
+    """Which backend `generation.backend=auto` has become, and why."""
 
     @property
     def execution(self) -> ExecutionConfig:
@@ -146,7 +148,6 @@ def prepare(config: Config, given: Sequence[str] = (), devices: list[inventory.D
         PipelineError: The request is wrong.
     """
     check_config(config)
-    asked = config
     if (shared := config.execution.shared_store) is not None:
         check_address(shared)
     _check_ray(config)
@@ -163,6 +164,8 @@ def prepare(config: Config, given: Sequence[str] = (), devices: list[inventory.D
     if isinstance(jobs, int) and jobs > 1 and on_cpu:
         raise ConfigError(f"execution.jobs_per_device={jobs}: CPU slots take one job each. Use execution.workers")
     gpu = any(device.kind == "cuda" for device in devices)
+    config, chosen = compatibility.chosen_backend(config, gpu=gpu)
+    asked = config  # what is planned again must not choose again
     compatibility.check_compatible(config, gpu=gpu)
     idle = idle_settings(config, given, gpu=gpu)
     config = compatibility.named_by_bits(config)
@@ -202,12 +205,25 @@ def prepare(config: Config, given: Sequence[str] = (), devices: list[inventory.D
         store=store,
         devices=devices,
         warnings=(*(note for note in notes if note is not None), *idle),
-        given=tuple(given),
+        given=_with_backend(given, config) if chosen else tuple(given),
         rows=rows,
         is_elsewhere=is_elsewhere,
         standing=standing,
         asked=asked,
+        chosen=chosen,
     )
+
+
+def _with_backend(words: Sequence[str], config: Config) -> tuple[str, ...]:
+    """Return the words of a command with the backend that was chosen, so that they mean the same elsewhere."""
+    key = "generation.backend="
+    return (*(word for word in words if not word.startswith(key)), f"{key}{config.generation.backend.name}")
+
+
+def with_command(request: Request, command: Sequence[str]) -> Request:
+    """Return a request with the words of a command that repeats it; none where there is no such command."""
+    words = _with_backend(command, request.config) if request.chosen and command else tuple(command)
+    return replace(request, command=words)
 
 
 def with_chains_of(request: Request, algos: Collection[str]) -> Request:
@@ -238,6 +254,8 @@ def planned(config: Config) -> graph.Plan:
         check_address(config.execution.shared_store)
     build.check_size(config)
     check_models(config)
+    if config.generation.backend is TextBackend.auto:  # where it would run is not known; either has the same jobs
+        config = replace(config, generation=replace(config.generation, backend=TextBackend.own))
     config = compatibility.named_by_bits(config)
     sources, models = read_sources(config), read_models(config)
     plain = compatibility.plain_attention(config)

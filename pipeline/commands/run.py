@@ -77,9 +77,11 @@ def run_experiment(
     """
     request = requests.prepare(config, given)
     request = request if chains is None else requests.with_chains_of(request, chains)
-    request = replace(request, label=label, command=tuple(command), on_begin=on_begin)
+    request = requests.with_command(replace(request, label=label, on_begin=on_begin), command)
     _check_arithmetic(request)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
+    if request.chosen is not None:
+        say(console, request.chosen)
     _warn(request.warnings, console)
 
     def check(stored: Stored) -> None:

@@ -713,6 +713,7 @@ class TextBackend(Enum):
 
     own = "own"  # this package
     vllm = "vllm"  # vLLM, by our own draws; the extra `vllm`
+    auto = "auto"  # the one of the two that is faster as measured, chosen when the run is planned
 
 
 class LongPrompts(Enum):
@@ -909,8 +910,8 @@ class GenerationConfig:
     """Sampling of text, in data collection and in evaluation."""
 
     backend: TextBackend = hint(TextBackend.own, keyed="where it is another than own")
-    """Backend that decodes without guidance; algorithms that guide always use `own`. Any other backend is part of
-    the keys of what it draws, see docs/models.md."""
+    """Backend that decodes, guided or not. The plan says what `auto` has become, and why. Any other backend than
+    `own` is part of the keys of what it draws, see docs/models.md."""
     batch_size: int = number(256, at_least=1, at_most=1_000_000)
     """Most sequences decoded at once, halved when memory runs out. Random draws belong to samples, not batches; on
     numerics see docs/architecture.md."""

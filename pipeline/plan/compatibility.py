@@ -16,7 +16,7 @@ from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.datasets.files import in_cache
 from pipeline.learning.models.kinds import TinyModelConfig, why_not_split, with_weights
-from pipeline.plan.models import CONFIG, lacks_sdpa, read_config
+from pipeline.plan.models import CONFIG, count_weights, lacks_sdpa, read_config
 
 _FLASH = "flash_attn"
 
@@ -83,6 +83,67 @@ HEADS_ON_CPU = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _BITS = "bitsandbytes"
 OLDEST_ON_CPU = "0.50"
 """First version of that package whose CPU kernels were tested."""
+
+
+FASTER_FROM = 25_000_000
+"""Weights from which vLLM was measured to decode faster than `own` on a CPU (docs/benchmarks.md)."""
+FEWEST_TOKENS = 20_000
+"""Tokens of a round, of one sample a prompt, below which an engine is not started: an estimate of where its start
+takes longer than it saves."""
+
+
+def chosen_backend(config: Config, gpu: bool) -> tuple[Config, str | None]:
+    """Return the request with the backend that `generation.backend=auto` stands for, so that keys name it.
+
+    Args:
+        config: The request; its models exist.
+        gpu: Whether it runs on GPUs.
+
+    Returns:
+        The request, and what was chosen with the reason; None where a backend was asked for.
+
+    Raises:
+        ConfigError: Machines that share a store would choose each for itself.
+    """
+    if config.generation.backend is not TextBackend.auto:
+        return config, None
+    if config.execution.shared_store is not None:
+        refuse_all(
+            [
+                "generation.backend=auto with execution.shared_store: each machine would choose for itself, and "
+                "nothing that they draw would be shared. Use generation.backend=own or vllm"
+            ]
+        )
+    asked = {word: replace(config, generation=replace(config.generation, backend=word)) for word in TextBackend}
+    ours = asked[TextBackend.own]
+    why = _why_own(asked[TextBackend.vllm], ours, gpu)
+    if why is not None:
+        return ours, f"generation.backend=auto: own, as {why}"
+    return asked[
+        TextBackend.vllm
+    ], "generation.backend=auto: vllm, which was measured to be faster for such models"
+
+
+def _why_own(wanted: Config, ours: Config, gpu: bool) -> str | None:
+    """Return why a request is served by our own decoder rather than by vLLM; None if it is not."""
+    if wanted.execution.backend is schema.Backend.ray:
+        return "machines of Ray may lack vLLM"
+    if gpu:
+        return "vLLM was not measured on a GPU"
+    for name, model in wanted.models.items():
+        if model.kind != "smollm2" and (described_by_files(model) or {}).get("model_type") != "llama":
+            return f"vLLM was measured with the family `llama` alone, and models.{name} is not known to be of it"
+        if 0 < (weights := count_weights(model)) < FASTER_FROM or not weights:
+            return f"models.{name} has fewer weights than those with which vLLM was faster ({FASTER_FROM:,})"
+    tokens = wanted.data_collection.prompts_per_round * wanted.generation.max_new_tokens
+    if tokens < FEWEST_TOKENS:
+        return f"a round has at most {tokens:,} tokens of a sample a prompt: an engine's start costs more"
+    usual = {*_of_bits(ours, gpu), *_of_wide(ours)}
+    refused = [*_of_backend(wanted, gpu), *_of_bits(wanted, gpu), *_of_wide(wanted)]
+    return next(
+        (problem.replace(", or use generation.backend=own", "") for problem in refused if problem not in usual),
+        None,
+    )
 
 
 def decodes_itself(algo: AlgoConfig, stage: Stage) -> bool:

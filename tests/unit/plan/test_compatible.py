@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, TextBackend
 from pipeline.errors import ConfigError, install_command
+from pipeline.plan import compatibility
 from pipeline.plan.build import build_plan
-from pipeline.plan.compatibility import check_compatible, named_by_bits, nucleus_beside_logprobs
+from pipeline.plan.compatibility import check_compatible, chosen_backend, named_by_bits, nucleus_beside_logprobs
 from tests.doubles.composing import quick_config
 
 BITS = ["model=hf", "models.hf.path=some/model", "models.hf.quantization=4bit"]
@@ -109,6 +110,64 @@ def test_heads_that_vllm_computes_on_no_cpu_are_told_before_a_run(
         check_compatible(config, gpu=False)
 
 
+def choice(monkeypatch: pytest.MonkeyPatch, folder: Path, *settings: str, gpu: bool = False) -> TextBackend:
+    """Return what `auto` becomes for a model of the measured kind where vLLM is installed."""
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.32")
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: None)
+    monkeypatch.setattr(compatibility, "count_weights", lambda _: 135_000_000)
+    described = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2}
+    (folder / "config.json").write_text(json.dumps(described))
+    asked = ["experiment.name=t", "model=hf", f"models.hf.path={folder}", "generation.backend=auto"]
+    config, told = chosen_backend(
+        quick_config([*asked, "data_collection.prompts_per_round=10000", *settings]), gpu
+    )
+    assert told is not None
+    check_compatible(config, gpu=gpu)
+    return config.generation.backend
+
+
+def test_auto_is_vllm_where_it_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert choice(monkeypatch, tmp_path) is TextBackend.vllm
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpu"),
+    [
+        ((), True),
+        (("data_collection.prompts_per_round=10",), False),
+        (("execution.backend=ray",), False),
+    ],
+)
+def test_auto_is_own_elsewhere(
+    settings: tuple[str, ...], gpu: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert choice(monkeypatch, tmp_path, *settings, gpu=gpu) is TextBackend.own
+
+
+@pytest.mark.parametrize(
+    "changed", [{"model_type": "qwen3"}, {"head_dim": 16}], ids=["another family", "heads that vLLM refuses"]
+)
+def test_auto_is_own_for_what_vllm_was_not_measured_with_or_refuses(
+    changed: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    described = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2} | changed
+    monkeypatch.setattr(compatibility, "described_by_files", lambda _: described)
+    assert choice(monkeypatch, tmp_path) is TextBackend.own
+
+
+def test_auto_is_own_without_vllm() -> None:
+    asked = ["experiment.name=t", "generation.backend=auto"]
+    config, told = chosen_backend(quick_config(asked), gpu=False)
+    assert told is not None
+    assert config == quick_config(["experiment.name=t"])
+
+
+def test_machines_that_share_a_store_do_not_choose_each_for_itself(tmp_path: Path) -> None:
+    config = quick_config(["experiment.name=t", "generation.backend=auto", f"execution.shared_store={tmp_path}"])
+    with pytest.raises(ConfigError, match=r"execution\.shared_store"):
+        chosen_backend(config, gpu=False)
+
+
 def request(*settings: str, bits: str = "4bit") -> Config:
     model = ["model=hf", "models.hf.path=some/model", f"models.hf.quantization={bits}"]
     chosen = ["rounds_of_training=1", "data_collection.prompts_per_round=100", "algos=[PITA]"]
@@ -120,7 +179,6 @@ def request(*settings: str, bits: str = "4bit") -> Config:
     [
         (("algos=[PITA,DPO,RAFT]",), "DPO, RAFT would train the policy"),
         (("generation.backend=vllm",), "use generation.backend=own"),
-        (("generation.gpus_per_job=2",), "weights in few bits are not split over devices"),
         (("models.hf.path={few}",), "has weights in few bits already; use null"),
     ],
 )
