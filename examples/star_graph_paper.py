@@ -31,10 +31,15 @@ class Tries(Settings):
     tries: int = number(1000, at_least=1, at_most=1_000_000)
     """Most draws of the reference for a prompt."""
 
-    @property
-    def pairs_by(self) -> Mapping[str, Any]:
-        """What decides the pairs, so that methods share them; raise the version when their code changes."""
-        return {"pairs": "gold against wrong", "tries": self.tries, "version": 1}
+
+class Paired:
+    """For methods that learn from these pairs, and share them."""
+
+    @classmethod
+    def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any]:
+        """Return what decides the pairs; raise the version when their code changes."""
+        assert isinstance(settings, Tries)
+        return {"pairs": "gold against wrong", "tries": settings.tries, "version": 1}
 
 
 def gold_against_wrong(ctx: JobContext, dataset: Dataset, reference: TextPolicy, tries: int) -> Drawn:
@@ -91,17 +96,11 @@ class PaperValueConfig(Tries, QSharpConfig):
     """Begin with the reference itself, as QSharp does."""
 
 
-class PaperValue(QSharp):
+class PaperValue(Paired, QSharp):
     """A value model fitted to gold and wrong paths, whole and without roll-in; all three tilts read this one."""
 
     name: ClassVar[str] = "PaperValue"
     config_class: ClassVar[type[AlgoConfig]] = PaperValueConfig
-
-    @classmethod
-    def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any]:
-        """Return what decides the pairs."""
-        assert isinstance(settings, Tries)
-        return settings.pairs_by
 
     def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
         """Return the pairs; `label` gives 1 to the right path and 0 to the wrong one, by the reward."""
@@ -140,17 +139,11 @@ class PaperDPOConfig(Tries, DPOConfig):
     """Settings of DPO, and of its pairs."""
 
 
-class PaperDPO(DPO):
+class PaperDPO(Paired, DPO):
     """DPO on the same pairs; with `sft_weight` it is RPO."""
 
     name: ClassVar[str] = "PaperDPO"
     config_class: ClassVar[type[AlgoConfig]] = PaperDPOConfig
-
-    @classmethod
-    def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any]:
-        """Return what decides the pairs."""
-        assert isinstance(settings, Tries)
-        return settings.pairs_by
 
     def generate(self, ctx: JobContext) -> None:
         """Return the pairs; `keep` prefers the right path, by the reward."""

@@ -23,7 +23,8 @@ SMALL = [
     "models.tiny.n_layer=1",
     "data_collection.prompts_per_round=12",
     "training.warmup_steps=1000000",  # so that nothing is learnt, and a model stays what it began as
-    "algos.BestOfN.enabled=false",
+    *(f"algos.{name}.enabled=false" for name in ("QSharp", "PITA", "DPO", "GRPO", "BestOfN")),
+    "algos.PaperQSharp.from_reference=false",
     "algos.PaperREINFORCE.passes=2",
 ]
 

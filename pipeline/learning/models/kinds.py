@@ -88,7 +88,9 @@ class TinyModelConfig(schema.ModelConfig):
     batch_size: int = schema.number(128, at_least=1, at_most=1_000_000)
     """Demonstrations per optimizer step."""
     learning_rate: float = schema.number(3e-3, above=0, at_most=schema.LARGEST_RATE)
-    """Of AdamW, at its highest."""
+    """Of the optimizer, at its highest."""
+    optimizer: schema.Optimizer = schema.option(schema.Optimizer.adamw)
+    """Of its training; with `muon` a model learns far sooner to look things up in its prompt (docs/papers.md)."""
     warmup_steps: int = schema.number(100, at_least=0, at_most=1_000_000_000)
     """Steps over which the learning rate rises to its full value."""
 

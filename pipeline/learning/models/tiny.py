@@ -156,6 +156,7 @@ def train_reference(
         learning_rate=config.learning_rate,
         training=TrainingConfig(
             micro_batch_size=config.batch_size,
+            optimizer=config.optimizer,
             adam_beta2=0.98,
             warmup_steps=config.warmup_steps,
             schedule=Schedule.cosine_from_start,
