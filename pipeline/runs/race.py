@@ -59,8 +59,12 @@ class Pair:
 
     def __str__(self) -> str:
         look, name = self.looks[-1], f"{self.place}: round {self.round}"
-        order = f"{self.better} above {self.worse}" if self.better else f"{self.first} and {self.second}"
-        interval = f"{self.first} - {self.second} = {look.difference:.3f} [{look.low:.3f}, {look.high:.3f}]"
+        difference, low, high = look.difference, look.low, look.high
+        first, second = (self.better, self.worse) if self.better else (self.first, self.second)
+        if first != self.first:
+            difference, low, high = -difference, -high, -low
+        order = f"{first} above {second}" if self.better else f"{first} and {second}"
+        interval = f"{first} - {second} = {difference:.3f} [{low:.3f}, {high:.3f}]"
         prompts = (
             f"{look.prompts:,} prompts" if not self.since else f"prompts {self.since + 1:,} to {look.prompts:,}"
         )

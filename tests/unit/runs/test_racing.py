@@ -12,7 +12,7 @@ from pipeline.config.checks import check_config
 from pipeline.config.schema import Until
 from pipeline.errors import ConfigError
 from pipeline.learning.evaluation.statistics import Floats
-from pipeline.runs.race import Standing
+from pipeline.runs.race import Look, Pair, Standing
 from pipeline.runs.racing import Rules, decide, entries_of, expected, round_share
 from tests.doubles.composing import quick_config
 
@@ -87,6 +87,12 @@ def test_a_chain_that_is_shown_worse_leaves_and_ends_after_its_round() -> None:
         assert all(look.low <= look.difference <= look.high for look in pair.looks)
         assert bool(pair.better) == (not pair.looks[-1].low <= 0 <= pair.looks[-1].high)
         assert [look.prompts for look in pair.looks] == list(range(100, pair.looks[-1].prompts + 1, 100))
+
+
+def test_the_interval_of_a_settled_pair_reads_from_the_better_to_the_worse() -> None:
+    look = Look(prompts=100, difference=-0.2, low=-0.3, high=-0.1)
+    told = str(Pair(place="p", round=1, first="A", second="B", better="B", looks=[look]))
+    assert "B - A = 0.200 [0.100, 0.300]" in told
 
 
 def test_what_is_decided_stays_however_much_more_is_stored() -> None:
