@@ -46,6 +46,7 @@ from pipeline.runs import bundle as bundles
 from pipeline.runs.bundle import LEFT_OUT, SAMPLES, SETTINGS, Bundle, FileSum, Made
 from pipeline.runs.loaded import choose_run, load_planned
 from pipeline.runs.origin import maker_of
+from pipeline.runs.record import place_of
 from pipeline.runs.report.board import Entry, board_page
 from pipeline.runs.report.format import beginning, count
 from pipeline.runs.verified import (
@@ -420,6 +421,11 @@ def _same(opened: Bundle, request: Request, targets: Sequence[str], console: Con
         ConfigError: It does not: settings, code, data or models are others here; says which.
     """
     before, now = opened.plan(), recorded(request.plan.to_json())
+    for job_id in sorted(before.jobs.keys() & now.jobs.keys()):  # no key covers names
+        if place_of(before.jobs[job_id])[:3] != place_of(now.jobs[job_id])[:3]:
+            raise ConfigError(
+                f"{job_id} is recorded under another dataset, model or reference than its settings give here"
+            )
     for job_id in targets:
         if job_id not in now.jobs or now.jobs[job_id].key != before.jobs[job_id].key:
             changes = causes(before, now, job_id) if job_id in now.jobs else {}

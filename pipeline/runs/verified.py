@@ -255,7 +255,7 @@ def _compare(found: Recomputed, results: Results, own: Collection[str], lacking:
             else:
                 told = "; ".join(f"{each} {was[each]} is recorded, {now[each]} follows" for each in fields)
                 found.differing.append(f"{what}: {told}")
-    for part in ("confidence", "common_eta", "split", "starts", "grown_from"):
+    for part in ("confidence", "common_eta", "split", "starts", "teachers", "grown_from"):
         if recorded[part] != computed[part]:
             found.differing.append(f"{part}: {recorded[part]} is recorded, {computed[part]} follows")
     found.differing += list(_bounds(found.results, own))

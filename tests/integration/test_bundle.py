@@ -93,6 +93,7 @@ TAMPERED: dict[str, Callable[[dict[str, Any]], None]] = {
     "what an interval covers": lambda results: results["pooled"][0].update(over="seeds"),
     "a number of prompts": lambda results: results["rows"][0].update(n=5000),
     "a bound": lambda results: results.update(bounded=["PITA"]),
+    "a teacher": lambda results: results.update(teachers={"PITA": "QSharp"}),
     "the level": lambda results: results.update(confidence=0.5),
     "a row left out": lambda results: results["pooled"].pop(),
     "a chain left out": lambda results: results.update(rows=[r for r in results["rows"] if r["algo"] != "QSharp"]),
@@ -206,6 +207,26 @@ def test_a_request_that_is_another_one_here_does_not_run(whole: Path, outputs: P
     config["algos"]["PITA"]["class_path"] = "os.path.join"
     write_bundle(tmp_path / "x.tar", {**every, CONFIG: yaml.safe_dump(config).encode()})
     assert "which is code" in command("verify", str(tmp_path / "x.tar"), *again, code=2)
+
+
+@pytest.mark.parametrize(("field", "name"), [("model", "large"), ("dataset", "gsm8k"), ("reference", 5)])
+def test_under_another_name_nothing_runs_again(whole: Path, tmp_path: Path, field: str, name: str | int) -> None:
+    path = tmp_path / "x.tar"
+
+    def renamed(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if row.get(field) is not None:
+                row[field] = name
+
+    changed(whole, path, lambda plan: renamed(plan["jobs"]), PLAN)
+    changed(path, path, lambda results: [renamed(part) for part in results.values() if _is_rows(part)] and None)
+    assert "is recorded under another" in command(
+        "verify", str(path), "--rerun", "0.01", "device=cpu", INLINE, code=2
+    )
+
+
+def _is_rows(part: object) -> bool:
+    return isinstance(part, list) and all(isinstance(row, dict) for row in part)
 
 
 def test_numbers_of_code_that_does_not_ship_are_not_taken_for_checked(

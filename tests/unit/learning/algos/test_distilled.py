@@ -124,7 +124,7 @@ def test_adapters_learn_from_any_guide(given: tuple[str, ...], tmp_path: Path) -
     assert np.isfinite(json.loads((folder / "training.json").read_text())["loss"]).all()
 
 
-def teacher(folder: Path, *, tokens: bool = True) -> Path:
+def teacher(folder: Path, *, tokens: bool = True, outputs: int | None = None) -> Path:
     """Save a random GPT-2 with the tokens of addition, or with others."""
     dataset = load_dataset(next(iter(quick_config(SMALL).datasets.values())))
     folder.mkdir()
@@ -133,6 +133,8 @@ def teacher(folder: Path, *, tokens: bool = True) -> Path:
     tokenizer = make_tokenizer(dataset)
     model = tiny_policy()
     assert len(tokenizer) == model.config.vocab_size
+    if outputs is not None:
+        model.resize_token_embeddings(outputs)
     model.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
     return folder
@@ -163,6 +165,13 @@ def test_a_model_with_other_tokens_is_refused_before_anything_starts(tmp_path: P
         rewards.check_tokenizers(config)
     with pytest.raises(JobError, match="its tokens differ from those of the reference"):
         Chains(tmp_path / "store", *OWN, f"algos.Distilled.teacher={folder}", "rounds_of_training=1")
+
+
+def test_a_token_that_a_model_cannot_read_is_told(tmp_path: Path) -> None:
+    folder = teacher(tmp_path / "narrow", outputs=3)
+    only = ("algos=[Distilled]", "algos.QSharp.enabled=false", f"algos.Distilled.teacher={folder}")
+    with pytest.raises(JobError, match="and the teacher has 3 outputs"):
+        Chains(tmp_path / "store", *OWN, *only, "rounds_of_training=1")
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
