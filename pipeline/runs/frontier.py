@@ -78,8 +78,11 @@ def _policies(block: Block) -> dict[Policy, Reached]:
 
 
 def _levels_of_kl(block: Block) -> list[float]:
-    largest = max((row.kl for row in block.within if row.kl is not None), default=0.0)
-    return [_up(part * largest) for part in _PARTS_OF_KL] if largest else []
+    known = [row.kl for row in block.within if row.kl is not None]
+    largest = max(known, default=0.0)
+    if largest > 0:
+        return [_up(part * largest) for part in _PARTS_OF_KL]
+    return [0.0] if known else []  # that of the reference itself may be rounded to less than 0
 
 
 def _levels_of_cost(block: Block) -> list[float]:

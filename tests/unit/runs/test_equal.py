@@ -369,3 +369,20 @@ def test_the_command_writes_the_blocks_of_a_front(crossed: StoredRun, tmp_path: 
     assert [block["at"] for block in json.loads(told.stdout)][-1] == "kl=2.0+flops_per_answer=2.0"
     assert CliRunner().invoke(app, [*common, "--at", "kl=1"]).exit_code == 2
     assert "GRPO is above reference" in CliRunner().invoke(app, common).stdout
+
+
+def test_a_front_of_policies_that_are_the_reference_is_at_no_divergence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for algo in ("DPO", "GRPO"):
+        monkeypatch.setitem(KL, algo, [-1e-9] * len(KL[algo]))
+    leads = leads_of(StoredRun(tmp_path, seeds=1).loaded)
+    assert [(lead.kl, lead.answer) for lead in leads] == [(0.0, 1), (0.0, 2)]
+
+
+def test_a_front_without_costs_of_answers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for algo in ANSWER:
+        monkeypatch.setitem(ANSWER, algo, 0)
+    folder = StoredRun(tmp_path, seeds=1).folder
+    told = CliRunner().invoke(app, ["compare", "x", "--front", "--output-dir", str(folder.path.parents[1])])
+    assert (told.exit_code, told.output.count("error:")) == (2, 1)
