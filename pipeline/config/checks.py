@@ -119,10 +119,14 @@ def _ranks(config: Config) -> Iterator[str]:
     if not config.system.use_parallel_execution and (max(several, wide) > 1):
         asks = f"a training asks for {several} devices, generation.gpus_per_job for {wide}"
         yield f"system.use_parallel_execution=false runs everything in one process, and {asks}: ask for 1"
-    optimizer = config.training.optimizer
-    if several > 1 and optimizer is not Optimizer.adamw and schema.spread(config)["strategy"] != Strategy.ddp.name:
-        why = f"a training has {several} devices, and fsdp cannot spread what this one remembers"
-        yield f"training.optimizer={optimizer.name}: {why}. Use training.strategy=ddp, or adamw"
+    optimizers = {"training": config.training.optimizer}
+    optimizers |= {
+        f"models.{name}": getattr(each, "optimizer", Optimizer.adamw) for name, each in config.models.items()
+    }
+    for key, optimizer in optimizers.items() if several > 1 else ():
+        if optimizer is not Optimizer.adamw and schema.spread(config)["strategy"] != Strategy.ddp.name:
+            why = f"a training has {several} devices, and fsdp cannot spread what this one remembers"
+            yield f"{key}.optimizer={optimizer.name}: {why}. Use training.strategy=ddp, or adamw"
     if ranks.enabled and ranks.num_gpus is None and ranks.ids is None and config.training.gpus_per_job == 1:
         which = "training.gpus_per_job, distributed.num_gpus or distributed.gpu_ids"
         yield f"distributed.enabled=true has one training use several GPUs: say how many with {which}"

@@ -6,7 +6,7 @@ A standing depends on outcomes alone, never on time: each look is judged once al
 rounds in order. So a run that was killed, or is repeated, decides alike.
 
 Each two chains of one dataset, model, reference and seed are a pair, and all pairs and rounds are one family: a
-pair is settled once its interval leaves out 0 at its share of alpha, see `level`. All rounds see the same prompts
+pair is settled once its interval leaves out 0 at its share of alpha, see `Entry`. All rounds see the same prompts
 in the same order, which is why evidence is not pooled over rounds or pairs: the union bound holds all the same.
 Claims are about other prompts like these, as those of the tables are.
 

@@ -114,7 +114,7 @@ class TinyModelConfig(schema.ModelConfig):
         return replace(self, seed=reference, seeds=None)
 
     def problems(self, key: str, config: schema.Config) -> Iterator[str]:
-        """Report references that are named twice or not at all, and a width that heads cannot share."""
+        """Report references named twice or not at all, a width that heads cannot share, and moments in 8 bits."""
         if self.seeds is not None and self.seed is not None:
             yield (
                 f"{key}.seed={self.seed} and {key}.seeds={plain.brief(self.seeds)} both say which references "
@@ -122,6 +122,8 @@ class TinyModelConfig(schema.ModelConfig):
             )
         if self.seeds == []:
             yield f"{key}.seeds is empty: give at least one, for example {key}.seeds=[0]"
+        if self.optimizer is schema.Optimizer.adamw_8bit:
+            yield f"{key}.optimizer=adamw_8bit saves memory that a tiny model does not need: use adamw or muon"
         if self.n_embd % self.n_head:
             yield (
                 f"{key}.n_embd={self.n_embd}: must be a multiple of {key}.n_head={self.n_head}, which share it, "

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.request import Request, prepare
-from pipeline.config.schema import RayConfig
+from pipeline.commands.request import Request, prepare, with_command
+from pipeline.config.schema import RayConfig, TextBackend
 from pipeline.engine.workers.on_ray import check_environment
 from pipeline.errors import ConfigError, has_package
 from pipeline.learning.datasets.base import load_dataset
@@ -131,3 +131,18 @@ def test_a_plan_reckons_with_the_rows_that_there_are(tmp_path: Path) -> None:
     }
     made = {job.key for job in some.jobs.values()}
     assert made.issuperset(key for job in some.jobs.values() for keys in job.inputs.values() for key in keys)
+
+
+def test_a_chosen_backend_stands_in_all_that_repeats_the_run(tmp_path: Path) -> None:
+    given = ["experiment.name=t", f"output_dir={tmp_path}", "device=cpu"]
+    asked = [*given, "generation.backend=auto"]
+    found, plain = prepare(quick_config(asked), asked), prepare(quick_config(given), given)
+    chosen = "generation.backend=own"
+    assert chosen in found.given
+    assert chosen in with_command(found, ["run_parallel.py", *asked]).command
+    assert not [word for word in (*found.given, *with_command(found, asked).command) if "auto" in word]
+    assert found.asked is not None
+    assert found.asked.generation.backend is TextBackend.own
+    assert {request.config.generation.backend for request in (found, plain)} == {TextBackend.own}
+    assert {job.key for job in found.plan.jobs.values()} == {job.key for job in plain.plan.jobs.values()}
+    assert with_command(plain, given).command == tuple(given)

@@ -47,6 +47,7 @@ NO_NAMES = ("reference", "dataset", "greedy", "optimum", "mean", "a@b")
         ("evaluation.grown_from=[[500,3]]", "can only grow"),
         ("datasets.addition.sampling={temperature: 0, num_samples: 2}", "sampling.num_samples=2"),
         ("datasets.addition.sampling.temperature=-1", "sampling.temperature=-1"),
+        ("models.tiny.optimizer=adamw_8bit", "models.tiny.optimizer=adamw_8bit"),
         ("datasets.addition.digits=1", "datasets.addition.digits=1 makes 100 rows"),
     ],
 )
@@ -58,6 +59,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -
     ("override", "said"),
     [
         ("training.optimizer=muon", "training.optimizer=muon: a training has 2 devices"),
+        ("models.tiny.optimizer=muon", "models.tiny.optimizer=muon: a training has 2 devices"),
         ("training.strategy=single", "training.strategy=single with training.gpus_per_job=2"),
         ("distributed.strategy=single", "it trains on one device"),
         ("system.use_parallel_execution=false", "a training asks for 2 devices"),
