@@ -4,8 +4,8 @@ The jobs' times give the longest path or the work of the devices, and loading; t
 earlier runs gives a range.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from statistics import quantiles
 
 from rich.console import Console
@@ -40,12 +40,14 @@ class Forecast:
         timed: Ids of these jobs.
         unknown: Kinds of the other jobs, by `duration_name`.
         ratios: Real over predicted time of earlier runs whose jobs had all been timed.
+        flops: Predicted FLOPs of the timed jobs.
     """
 
     seconds: float
     timed: tuple[str, ...]
     unknown: tuple[str, ...]
     ratios: tuple[float, ...] = ()
+    flops: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
@@ -90,6 +92,7 @@ def forecast(request: Request, missing: Collection[str]) -> Forecast:
         timed=timed,
         unknown=tuple(dict.fromkeys(kind for kind in kinds.values() if kind not in durations.jobs)),
         ratios=tuple(read_forecasts(root, request.gpu)),
+        flops={name: durations.expected_flops(kinds[name], plan.jobs[name].size_s) for name in timed},
     )
 
 
@@ -138,47 +141,66 @@ def tell_time(
         on = " on such a machine" if request.is_elsewhere else ""
         line += f" dry_run=measure{on} measures each kind for some seconds."
     say(console, line)
-    if (limit := request.config.experiment.budget.device_hours) is not None:
-        say(console, _budget_in_words(request, told, limit) if told.is_whole else _NO_BUDGET)
+    if request.config.experiment.budget and not told.is_whole:
+        say(console, "What fits into experiment.budget is not known before that.")
+    elif request.config.experiment.budget:
+        say(console, _budget_in_words(request, told))
     if request.is_elsewhere:
         _tell_memory(request.config, request.devices[0].memory_total_bytes, number, console)
 
 
-_NO_BUDGET = "What fits into experiment.budget is not known before that."
-
-
-def _budget_in_words(request: Request, told: Forecast, hours: float) -> str:
-    """Say which rows of results a budget of device hours is enough for."""
-    jobs = request.plan.jobs
-    whole = sum(jobs[job_id].seconds * jobs[job_id].devices for job_id in told.timed) / 3600
+def _budget_in_words(request: Request, told: Forecast) -> str:
+    """Say which rows of results a budget is enough for."""
+    budget, jobs = request.config.experiment.budget, request.plan.jobs
+    hours = {job_id: jobs[job_id].seconds * jobs[job_id].devices / 3600 for job_id in told.timed}
+    limits = {"device hours": (budget.device_hours, hours), "FLOPs": (budget.flops, told.flops)}
+    given = {unit: (limit, spent) for unit, (limit, spent) in limits.items() if limit is not None}
     rows = [job.id for job in jobs.values() if measures(job)]
+
+    def begun(ratio: float = 1.0) -> list[str]:
+        """Return the jobs that begin if jobs take this many times the hours."""
+        shares = {unit: ratio if spent is hours else 1.0 for unit, (_, spent) in given.items()}
+        return min(
+            (begun_within(request, spent, limit / shares[unit]) for unit, (limit, spent) in given.items()), key=len
+        )
 
     def finished(begun: Collection[str]) -> list[str]:
         return [row for row in rows if row in begun or row not in told.timed]
 
-    begun = begun_within(request, told, 3600 * hours)
-    fit = finished(begun)
+    within = begun()
+    fit = finished(within)
     low, high = told.range() or (1.0, 1.0)
-    fewest, most = (len(finished(begun_within(request, told, 3600 * hours / ratio))) for ratio in (high, low))
+    fewest, most = (len(finished(begun(ratio))) for ratio in (high, low))
     about = f"{len(fit)} of {len(rows)} rows of results fit"
     if fewest != most:
         about += f" ({fewest} to {most} by the same quantiles)"
-    if fit and len(begun) < len(told.timed):
+    if fit and len(within) < len(told.timed):
         last = max(fit, key=ranks_of_rows(request.plan).__getitem__)
-        about += f", in about {roughly(_seconds(request, begun))}; the last is {last.rpartition('/')[0]}"
-    return f"experiment.budget has {hours:g} device hours, and the jobs take {whole:.3g} without loading: {about}."
+        about += f", in about {roughly(_seconds(request, within))}; the last is {last.rpartition('/')[0]}"
+    has = " and ".join(f"{limit:g} {unit}" for unit, (limit, _) in given.items())
+    take = " and ".join(
+        f"{sum(spent.values()):.3g} {unit}{' without loading' * (spent is hours)}"
+        for unit, (_, spent) in given.items()
+    )
+    return f"experiment.budget has {has}, and the jobs take {take}: {about}."
 
 
-def begun_within(request: Request, told: Forecast, limit_s: float) -> list[str]:
-    """Return the timed jobs that begin before a budget of device seconds is spent, in the order of rows."""
-    ranks, jobs = ranks_of_rows(request.plan), request.plan.jobs
+def begun_within(request: Request, spent: Mapping[str, float], limit: float) -> list[str]:
+    """Return the jobs that begin before a budget is spent, in the order of rows.
+
+    Args:
+        request: The request.
+        spent: Job that is to run -> what it spends.
+        limit: The budget, in the same unit.
+    """
+    ranks = ranks_of_rows(request.plan)
     begun: list[str] = []
-    spent_s = 0.0
-    for job_id in sorted(told.timed, key=ranks.__getitem__):
-        if spent_s >= limit_s:
+    left = limit
+    for job_id in sorted(spent, key=ranks.__getitem__):
+        if left <= 0:
             break
         begun.append(job_id)
-        spent_s += jobs[job_id].seconds * jobs[job_id].devices
+        left -= spent[job_id]
     return begun
 
 

@@ -106,7 +106,6 @@ def extended(planned: Mapping[str, float], smaller: Durations, larger: Durations
 
     If the larger job did not take longer, only chance decided, and its time grows with its size.
 
-
     Args:
         planned: Kind -> its planned size in s.
         smaller: Times of small jobs.
@@ -119,7 +118,8 @@ def extended(planned: Mapping[str, float], smaller: Durations, larger: Durations
         if more_s <= _SMALLEST_S or longer_s <= 0:
             more_s, longer_s = two.size_s, two.took_s
         pace = longer_s / max(more_s, _SMALLEST_S)
-        kinds[kind] = Timed(size_s, two.took_s + pace * max(0.0, size_s - two.size_s))
+        took_s = two.took_s + pace * max(0.0, size_s - two.size_s)
+        kinds[kind] = Timed(size_s, took_s, larger.expected_flops(kind, size_s))
     return kinds
 
 

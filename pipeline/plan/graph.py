@@ -430,10 +430,12 @@ class Timed:
     Attributes:
         size_s: Its size, as defined above.
         took_s: Seconds, without loading.
+        flops: FLOPs, which grow with the size.
     """
 
     size_s: Seconds
     took_s: Seconds
+    flops: Annotated[float, Meta(ge=0)] = 0.0
 
     def expected_s(self, size_s: float) -> float:
         """Predict the seconds of a job of the same kind and another size.
@@ -468,6 +470,10 @@ class Durations:
     def expected_s(self, kind: str, size_s: float) -> float:
         """Predict the seconds of a job of a kind and size; its size if nothing was measured."""
         return self.jobs[kind].expected_s(size_s) if kind in self.jobs else size_s
+
+    def expected_flops(self, kind: str, size_s: float) -> float:
+        """Predict the FLOPs of a job of a measured kind, and of a size."""
+        return self.jobs[kind].flops * size_s / max(self.jobs[kind].size_s, _SMALLEST_S)
 
 
 def typical(timed: Sequence[Timed]) -> Timed:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from tests.doubles.small_runs import command, events, results, run_here, wait_for
+from tests.doubles.small_runs import command, events, results, run, run_here, wait_for
 
 RACER = "tests.doubles.racers.Racer"
 SHARES = {"Good": 0.9, "Like": 0.88, "Poor": 0.3}
@@ -176,6 +176,40 @@ def test_what_is_added_to_a_race_is_judged_on_prompts_that_nobody_had_seen_and_o
     run_here(plain, *[word for word in words if "=" in word and not word.startswith(left_out)])
     assert keys_in(plain) == keys_in(again)
     assert results(plain) == results(again)
+
+
+def test_rounds_and_chains_that_are_added_while_it_runs_are_computed_again_by_one_command(tmp_path: Path) -> None:
+    output, plain = tmp_path / "outputs", tmp_path / "plain"
+    asked = [*BASE, RACE, "evaluation.num_prompts=200", "execution.workers=2", "algos.Good.options.train_s=15"]
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process: Any = subprocess.Popen(command(output, *asked), cwd=output.parent, **told)
+    try:
+        wait_for(lambda: (output / "t" / "latest" / "race.json").exists() and bool(decided(output)["stopped"]))
+        before = decided(output)
+        say("clone", "t", "Poor", "--as", "Late", "algos.Late.options.share=0.2", output=output)
+        say("add", "t", "rounds_of_training=3", output=output)
+        said, _ = process.communicate(timeout=800)
+    finally:
+        process.kill()
+    assert "Traceback" not in said
+    assert process.returncode == 0, said
+    standing = decided(output)
+    assert standing["racing"] == {}
+    assert {pair["round"] for pair in standing["pairs"]} == {1, 2, 3}
+    [seen] = standing["added"].values()
+    assert 0 < seen <= 200
+
+    def settled(found: dict[str, Any]) -> dict[tuple[Any, ...], str]:
+        return {(pair["round"], pair["first"], pair["second"]): pair["better"] for pair in found["pairs"]}
+
+    # What was shown before stays shown, though levels are shared with what was added.
+    shown = {pair: better for pair, better in settled(before).items() if better}
+    assert shown.items() <= settled(standing).items()
+    words = shlex.split(say("command", "t", output=output))[2:]
+    left_out = ("experiment.name", "output_", "execution.workers")
+    run(plain, *[word for word in words if "=" in word and not word.startswith(left_out)])
+    assert keys_in(plain) == keys_in(output)
+    assert results(plain) == results(output)
 
 
 @pytest.mark.parametrize("way", ["interrupted", "failed"])

@@ -30,6 +30,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
         load_s: Seconds of the attempt spent loading.
         start_s: Seconds until its process was ready, for the first attempt in a process; else None.
         outcome: ``done``, ``stopped``, or the kind of failure.
+        flops: FLOPs that it computed.
     """
 
     job_id: str
@@ -41,6 +42,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     start_s: float | None = None
     outcome: str = "done"
     devices: int = 1
+    flops: float = 0.0
 
     @property
     def succeeded(self) -> bool:
@@ -231,12 +233,12 @@ class Outcome:
         return self.reasons.get(job_id, "")
 
     def durations(self, plan: Plan, name_of: Callable[[Job], str]) -> Durations:
-        """Return measured durations of jobs (without loading) and of loading, for the estimates of later runs."""
+        """Return what jobs took and computed (without loading), and loading, for the estimates of later runs."""
         timed: dict[str, list[Timed]] = {}
         for attempt in self.attempts:
             if attempt.succeeded and attempt.job_id in plan.jobs:  # a job may have left the plan
                 job = plan.jobs[attempt.job_id]
-                timed.setdefault(name_of(job), []).append(Timed(job.size_s, attempt.work_s))
+                timed.setdefault(name_of(job), []).append(Timed(job.size_s, attempt.work_s, attempt.flops))
         return Durations({name: typical(own) for name, own in timed.items()}, self.load_seconds(plan))
 
     def load_seconds(self, plan: Plan) -> dict[str, float]:

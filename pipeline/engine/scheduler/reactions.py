@@ -283,8 +283,7 @@ def _handle_start(run: Run, index: int, message: messages.JobStarted) -> None:
 
 def _handle_finish(run: Run, index: int, message: messages.JobFinished) -> None:
     state, job_id = run.state, message.job_id
-    run.end_attempt(job_id, index, "done", message.load_s)
-    run.flops += sum(message.flops.values())
+    run.end_attempt(job_id, index, "done", message.load_s, sum(message.flops.values()))
     run.record(
         "JobFinished",
         job=job_id,

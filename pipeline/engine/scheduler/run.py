@@ -346,7 +346,9 @@ class Run:
         """Return the path of an attempt's log within the folder of the run."""
         return f"{self.folder.job_name(job_id)}/log.{f'{attempt}.' if attempt > 1 else ''}txt"
 
-    def end_attempt(self, job_id: str, index: int, outcome: str, load_s: float = 0.0) -> Attempt:
+    def end_attempt(
+        self, job_id: str, index: int, outcome: str, load_s: float = 0.0, flops: float = 0.0
+    ) -> Attempt:
         """Record the end of an attempt, and release its workers.
 
         Args:
@@ -354,6 +356,7 @@ class Run:
             index: Index of the worker that had the job.
             outcome: Its outcome, for the account.
             load_s: Seconds of it spent loading.
+            flops: FLOPs that it computed.
         """
         job = self.state.jobs[job_id]
         self.watchdog.ended(index)
@@ -372,7 +375,9 @@ class Run:
             load_s=load_s,
             start_s=(span.ready_s or 0.0) - span.started_s if is_first else None,
             outcome=outcome,
+            flops=flops,
         )
+        self.flops += flops
         self.attempts.append(attempt)
         self.spent_s += attempt.total_s * job.job.devices
         return attempt

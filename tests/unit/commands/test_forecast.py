@@ -38,7 +38,7 @@ def asked(tmp_path: Path, *settings: str) -> Request:
 
 def record(request: Request, took_s: float, gpu: str = "", leave_out: Sequence[str] = ()) -> None:
     """Have every kind of job take so long, whatever its size."""
-    kinds = {duration_name(job): Timed(job.size_s, took_s) for job in request.plan.jobs.values()}
+    kinds = {duration_name(job): Timed(job.size_s, took_s, 1e9 * job.size_s) for job in request.plan.jobs.values()}
     known = {kind: timed for kind, timed in kinds.items() if not kind.endswith(tuple(leave_out) or "?")}
     update_durations(request.store.root, Durations(known, {"load: worker": 0.0}), gpu)
 
@@ -121,24 +121,31 @@ def test_a_budget_is_told_by_the_rows_that_it_is_enough_for(tmp_path: Path) -> N
     record(asked(tmp_path, *settings), 3600.0)
     request = asked(tmp_path, *settings)
     whole = told(request)
-    total_s = sum(request.plan.jobs[job_id].seconds for job_id in whole.timed)
-    assert begun_within(request, whole, 1e-9) == begun_within(request, whole, total_s)[:1]
-    assert sorted(begun_within(request, whole, total_s)) == sorted(whole.timed)
-    half = begun_within(request, whole, total_s / 2)
+    spent = {job_id: request.plan.jobs[job_id].seconds for job_id in whole.timed}
+    total_s = sum(spent.values())
+    assert begun_within(request, spent, 1e-9) == begun_within(request, spent, total_s)[:1]
+    assert sorted(begun_within(request, spent, total_s)) == sorted(whole.timed)
+    half = begun_within(request, spent, total_s / 2)
     assert {request.plan.jobs[job_id].round for job_id in half} == {0, 1}  # row by row, so the first rounds
     for number in range(LEAST_RUNS):
         add_forecast(request.store.root, 100.0, 100.0 + 50.0 * number)
-    shown = {}
-    for hours in (total_s / 7200, total_s):
-        budget = f"experiment.budget={{device_hours:{hours}}}"
+
+    def shown(**budget: float) -> list[tuple[str, ...]]:
         printed = io.StringIO()
-        request = asked(tmp_path, *settings, budget)
+        limits = ",".join(f"{name}:{limit}" for name, limit in budget.items())
+        request = asked(tmp_path, *settings, f"experiment.budget={{{limits}}}")
         tell_time(request, told(request), Terminal(file=printed, width=1000))
-        shown[hours] = re.findall(r"(\d+) of (\d+) rows|\((\d+) to (\d+)", printed.getvalue())
+        return re.findall(r"(\d+) of (\d+) rows|\((\d+) to (\d+)", printed.getvalue())
+
     rows = [job for job in request.plan.jobs.values() if job.stage == "metrics"]
-    (some, of_all, *_), (_, _, fewest, most) = shown[total_s / 7200]
+    (some, of_all, *_), (_, _, fewest, most) = shown(device_hours=total_s / 7200)
     assert int(fewest) < int(some) <= int(most) < int(of_all) == len(rows)
-    assert shown[total_s] == [(of_all, of_all, "", "")]
+    assert shown(device_hours=total_s) == [(of_all, of_all, "", "")]
+    flops = sum(whole.flops.values())
+    [(within, *_)] = shown(flops=flops / 2)  # no range: FLOPs do not depend on how fast a machine is
+    assert 0 < int(within) < len(rows)
+    assert shown(flops=2 * flops) == [(of_all, of_all, "", "")]
+    assert shown(flops=flops / 2, device_hours=total_s) == [(within, of_all, "", "")]
 
 
 def test_a_race_is_told_with_all_that_it_does_if_no_pair_settles(tmp_path: Path) -> None:
