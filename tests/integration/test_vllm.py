@@ -42,6 +42,9 @@ from pipeline.learning.models import tiny
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.value import value_model_from
 from pipeline.outputs.formats import Sampling
+from pipeline.plan import compatibility
+from tests.doubles import small_runs
+from tests.doubles.small_runs import results, run_here
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 DATASET = base.load_dataset(shipped.AdditionConfig(kind="addition"))
@@ -316,6 +319,27 @@ def test_an_engine_gives_its_memory_back() -> None:
     weights = sum(weight.nbytes for weight in model.parameters())
     assert weights > 200 * megabyte
     assert grown < weights / 2
+
+
+def test_a_run_that_may_choose_draws_by_vllm_what_ours_draws(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From the choice to the table; for a model and a round that are smaller than those it is made for."""
+    monkeypatch.setattr(compatibility, "FASTER_FROM", 1000)
+    monkeypatch.setattr(compatibility, "FEWEST_TOKENS", 100)
+    fitting = [word for word in small_runs.SMALL if not word.startswith(("models.tiny", "algos.QSharp"))]
+    monkeypatch.setattr(small_runs, "SMALL", fitting)
+    policy_model().save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    asked = ["model=hf", f"models.hf.path={tmp_path / 'model'}", "algos=[PITA]", "rounds_of_training=1"]
+    vllm_engine.release()
+    printed = run_here(tmp_path / "auto", *asked, "generation.backend=auto")
+    assert vllm_engine._kept
+    assert "vllm" in printed.partition("reference")[0]
+    configuration = (tmp_path / "auto" / "t" / "latest" / "config.yaml").read_text()
+    assert "backend: vllm" in configuration
+    run_here(tmp_path / "own", *asked)
+    assert results(tmp_path / "auto")[2] == results(tmp_path / "own")[2]
 
 
 # -- the interface of the second model runner, which needs a GPU: its slots and steps in miniature ---------------
