@@ -10,13 +10,15 @@ from typing import Any
 from pipeline.config import schema
 from pipeline.config.plain import refuse_all
 from pipeline.config.schema import AlgoConfig, Attention, Config, DType, ModelConfig, TextBackend
+from pipeline.config.tables import as_typed
 from pipeline.errors import install_command
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.registry import load_algorithm
+from pipeline.learning.algos.value_guided import ValueAlgoConfig
 from pipeline.learning.datasets.files import in_cache
 from pipeline.learning.models.kinds import TinyModelConfig, why_not_split, with_weights
-from pipeline.plan.models import CONFIG, count_weights, lacks_sdpa, read_config
+from pipeline.plan.models import CONFIG, all_models, count_weights, lacks_sdpa, read_config
 
 _FLASH = "flash_attn"
 
@@ -130,11 +132,15 @@ def _why_own(wanted: Config, ours: Config, gpu: bool) -> str | None:
         return "machines of Ray may lack vLLM"
     if gpu:
         return "vLLM was not measured on a GPU"
-    for name, model in wanted.models.items():
-        if model.kind != "smollm2" and (described_by_files(model) or {}).get("model_type") != "llama":
-            return f"vLLM was measured with the family `llama` alone, and models.{name} is not known to be of it"
+    guides = any(algo.enabled and isinstance(algo, ValueAlgoConfig) for algo in wanted.algos.values())
+    for name, model in all_models(wanted).items():
+        others = [] if model.kind == "smollm2" or _is_llama(model, "reference") else [name]
+        if guides and model.value_path is not None and not _is_llama(model, "value"):
+            others.append(f"{name}.value_path")
+        if others:
+            return f"vLLM was measured with the family `llama` alone, and {others[0]} is not known to be of it"
         if count_weights(model) < FASTER_FROM:  # 0 if unknown
-            return f"models.{name} has fewer weights than those with which vLLM was faster ({FASTER_FROM:,})"
+            return f"{name} has fewer weights than those with which vLLM was faster ({FASTER_FROM:,})"
     tokens = wanted.data_collection.prompts_per_round * wanted.generation.max_new_tokens
     if tokens < FEWEST_TOKENS:
         return f"a round has at most {tokens:,} tokens of a sample a prompt: an engine's start costs more"
@@ -144,6 +150,10 @@ def _why_own(wanted: Config, ours: Config, gpu: bool) -> str | None:
         (problem.replace(", or use generation.backend=own", "") for problem in refused if problem not in usual),
         None,
     )
+
+
+def _is_llama(model: ModelConfig, role: str) -> bool:
+    return (described_by_files(model, role) or {}).get("model_type") == "llama"
 
 
 def decodes_itself(algo: AlgoConfig, stage: Stage) -> bool:
@@ -223,13 +233,13 @@ def _unmet(package: str) -> Iterator[str]:
 
 def _of_heads(config: Config) -> Iterator[str]:
     """Yield models with heads of a size that vLLM does not compute on CPUs, as far as files tell."""
-    for name, model in config.models.items():
+    for name, model in all_models(config).items():
         size: Any
         if isinstance(model, TinyModelConfig):
-            size, given = model.n_embd // model.n_head, f"models.{name}.n_head={model.n_head}"
+            size, given = model.n_embd // model.n_head, f"{name}.n_head={model.n_head}"
             fitting = [model.n_embd // fits for fits in HEADS_ON_CPU if model.n_embd % fits == 0]
             remedy = f"n_head={fitting[0]}" if fitting else f"n_embd={HEADS_ON_CPU[0] * model.n_head}"
-            remedy = f"Use models.{name}.{remedy}"
+            remedy = f"Use {name}.{remedy}"
         else:
             described = described_by_files(model) or {}
             nested = described.get("text_config")
@@ -241,7 +251,7 @@ def _of_heads(config: Config) -> Iterator[str]:
             shared = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
             size, given, remedy = (
                 text.get("head_dim") or shared,
-                f"models.{name}.path={model.path}",
+                as_typed(f"{name}.path={model.path}", (), config.evaluation.also),
                 "Use another model",
             )
         if isinstance(size, int) and size not in HEADS_ON_CPU:
@@ -331,9 +341,14 @@ def _of_wide(config: Config) -> Iterator[str]:
             yield f"{typed}: models.{name}.path={model.path}: {why}"
 
 
-def described_by_files(model: ModelConfig) -> Mapping[str, Any] | None:
-    """Return the `config.json` of a reference; None if it is not on this machine, or is a GGUF file."""
-    base = with_weights(str(model.path), model.revisions["reference"])
+def described_by_files(model: ModelConfig, role: str = "reference") -> Mapping[str, Any] | None:
+    """Return the `config.json` of a model; None if it is not on this machine, or is a GGUF file.
+
+    Args:
+        model: Settings of the model.
+        role: ``reference``, or ``value`` for the backbone of value models.
+    """
+    base = with_weights(str(model.path if role == "reference" else model.value_path), model.revisions[role])
     path = Path(base.path)
     file = (
         path / CONFIG if path.is_dir() else None if path.is_file() else in_cache(base.path, CONFIG, base.revision)

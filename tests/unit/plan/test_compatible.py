@@ -108,6 +108,10 @@ def test_heads_that_vllm_computes_on_no_cpu_are_told_before_a_run(
         return
     with pytest.raises(ConfigError, match=r"models\.hf\.path=.*its heads have"):
         check_compatible(config, gpu=False)
+    also = ["models.tiny.n_head=2", f"evaluation.also={{other: {tmp_path}}}"]
+    beside = quick_config(["experiment.name=t", "generation.backend=vllm", *also])
+    with pytest.raises(ConfigError, match=r"evaluation\.also\.other=.*its heads have"):
+        check_compatible(beside, gpu=False)
 
 
 def choice(monkeypatch: pytest.MonkeyPatch, folder: Path, *settings: str, gpu: bool = False) -> TextBackend:
@@ -151,8 +155,32 @@ def test_auto_is_own_for_what_vllm_was_not_measured_with_or_refuses(
     changed: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     described = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2} | changed
-    monkeypatch.setattr(compatibility, "described_by_files", lambda _: described)
+    monkeypatch.setattr(compatibility, "described_by_files", lambda *_: described)
     assert choice(monkeypatch, tmp_path) is TextBackend.own
+
+
+@pytest.mark.parametrize(
+    ("family", "algos", "chosen"),
+    [
+        ("llama", "[PITA,DPO]", TextBackend.vllm),
+        ("gemma2", "[PITA,DPO]", TextBackend.own),
+        ("gemma2", "[DPO]", TextBackend.vllm),
+    ],
+)
+def test_auto_looks_at_the_family_of_value_models_that_guide(
+    family: str, algos: str, chosen: TextBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "value").mkdir()
+    (tmp_path / "value" / "config.json").write_text(json.dumps({"model_type": family}))
+    asked = (f"algos={algos}", f"models.hf.value_path={tmp_path / 'value'}")
+    assert choice(monkeypatch, tmp_path, *asked) is chosen
+
+
+def test_auto_looks_at_the_family_of_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text(json.dumps({"model_type": "mpt"}))
+    also = f"evaluation.also={{other: {tmp_path / 'other'}}}"
+    assert choice(monkeypatch, tmp_path, "algos=[DPO]", also) is TextBackend.own
 
 
 def test_auto_is_own_without_vllm() -> None:
