@@ -14,14 +14,34 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline import DPO, AlgoConfig, Dataset, DPOConfig, JobContext, QSharp, QSharpConfig, number
-from pipeline.toolbox import REINFORCEpp, REINFORCEppConfig, Settings
+from pipeline import (
+    DPO,
+    METRICS,
+    AlgoConfig,
+    Algorithm,
+    Dataset,
+    DPOConfig,
+    JobContext,
+    QSharp,
+    QSharpConfig,
+    Stage,
+    number,
+)
+from pipeline.toolbox import (
+    REFERENCE_TRAIN,
+    TEACHER_TRAIN,
+    TEXT,
+    REINFORCEpp,
+    REINFORCEppConfig,
+    Settings,
+    TaughtConfig,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pipeline.toolbox import Drawn, Offset, Samples, TextPolicy, ValueModel
+    from pipeline.toolbox import Drawn, Samples, TextPolicy, ValueModel
 
 
 @dataclass(kw_only=True)
@@ -79,43 +99,26 @@ def gold_against_wrong(ctx: JobContext, dataset: Dataset, reference: TextPolicy,
     )
 
 
-class Tilt(Enum):
-    """What the code adds to a candidate's log-probability, of its probability p to be right."""
-
-    qsharp = "qsharp"  # log(1 - p + p exp(1 / eta))
-    cd = "cd"  # log(p / eta), so log p: FUDGE, whatever eta
-    pita = "pita"  # of PITA's code: log of the odds, clamped to 0.01 and 0.99, over eta
-
-
 @dataclass(kw_only=True)
-class PaperValueConfig(Tries, QSharpConfig):
-    """Settings of QSharp, and which of the codes' tilts is used."""
+class PaperQSharpConfig(Tries, QSharpConfig):
+    """Settings of QSharp, and what training begins with."""
 
-    tilt: Tilt = Tilt.qsharp
     from_reference: bool = False
     """Begin with the reference itself, as QSharp does."""
 
 
-class PaperValue(Paired, QSharp):
-    """A value model fitted to gold and wrong paths, whole and without roll-in; all three tilts read this one."""
+class PaperQSharp(Paired, QSharp):
+    """Q# with a value model fitted to gold and wrong paths, whole and without roll-in.
 
-    name: ClassVar[str] = "PaperValue"
-    config_class: ClassVar[type[AlgoConfig]] = PaperValueConfig
+    It adds log(1 - p + p exp(1 / eta)) to a candidate's log-probability, of its probability p to be right.
+    """
+
+    name: ClassVar[str] = "PaperQSharp"
+    config_class: ClassVar[type[AlgoConfig]] = PaperQSharpConfig
 
     def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
         """Return the pairs; `label` gives 1 to the right path and 0 to the wrong one, by the reward."""
-        return gold_against_wrong(ctx, dataset, reference, ctx.settings(PaperValueConfig).tries)
-
-    def offset(self, algo: AlgoConfig) -> Offset:
-        """Return the function for a tilt."""
-        from torch.nn.functional import logsigmoid
-
-        assert isinstance(algo, PaperValueConfig)
-        if algo.tilt is Tilt.cd:
-            return logsigmoid
-        if algo.tilt is Tilt.pita:
-            return lambda z: z.exp().clamp(0.01, 0.99).log() / algo.eta
-        return super().offset(algo)
+        return gold_against_wrong(ctx, dataset, reference, ctx.settings(PaperQSharpConfig).tries)
 
     def _start(self, ctx: JobContext) -> ValueModel:
         """Begin where the reference's training began, not with the reference.
@@ -126,12 +129,61 @@ class PaperValue(Paired, QSharp):
         from transformers import AutoModelForCausalLM
 
         model = super()._start(ctx)
-        if ctx.config.model.is_trained and not ctx.settings(PaperValueConfig).from_reference:
+        if ctx.config.model.is_trained and not ctx.settings(PaperQSharpConfig).from_reference:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(ctx.config.model.references[0] or 0)
                 untrained = AutoModelForCausalLM.from_config(model.backbone.config)
             model.backbone.load_state_dict(untrained.base_model.state_dict())
         return model
+
+
+class Rule(Enum):
+    """What the codes add to a candidate's log-probability with the same value model."""
+
+    cd = "cd"  # log(p / eta), so log p: FUDGE, whatever eta
+    pita = "pita"  # of PITA's code: log of the odds, clamped to 0.01 and 0.99, over eta
+
+
+@dataclass(kw_only=True)
+class PaperTiltedConfig(TaughtConfig):
+    """Settings of guidance by the value model of another method."""
+
+    rule: Rule = Rule.cd
+    eta: float = number(0.1, above=0)
+    """Strength of the guidance of `pita`."""
+    top_k: int = number(10, at_least=1)
+    """Number of candidates: the most likely tokens of the reference."""
+
+
+class PaperTilted(Algorithm):
+    """The reference guided by the value model of `teacher`; other tokens than candidates are never drawn."""
+
+    name: ClassVar[str] = "PaperTilted"
+    config_class: ClassVar[type[AlgoConfig]] = PaperTiltedConfig
+    is_fixed: ClassVar[bool] = True
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage("evaluate", "eval", (REFERENCE_TRAIN, TEACHER_TRAIN), (*TEXT, "evaluation", "algo")),
+        METRICS,
+    )
+
+    def evaluate(self, ctx: JobContext) -> None:
+        """Sample from the guided policy."""
+        from torch.nn.functional import logsigmoid
+
+        from pipeline import toolbox
+
+        algo, dataset, offset = ctx.settings(PaperTiltedConfig), toolbox.open_dataset(ctx), logsigmoid
+        if algo.rule is Rule.pita:
+            offset = lambda z: z.exp().clamp(0.01, 0.99).log() / algo.eta  # noqa: E731 - an offset is a function
+        tilt = toolbox.Tilt(offset, top_k=algo.top_k, min_p=0.0, others=toolbox.Others.dropped)
+        policy = toolbox.guided_policy(ctx, dataset, ctx.input(TEACHER_TRAIN.name), tilt)
+        toolbox.evaluate(ctx, policy, dataset, ctx.out)
+
+    def metrics(self, ctx: JobContext) -> None:
+        """Numbers with intervals."""
+        from pipeline import toolbox
+
+        toolbox.write_metrics(ctx)
 
 
 @dataclass(kw_only=True)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.opening import row_ids as row_ids
     from pipeline.learning.algos.opening import score as score
     from pipeline.learning.algos.opening import trained_policy as trained_policy
+    from pipeline.learning.algos.policy_config import TaughtConfig as TaughtConfig
     from pipeline.learning.algos.post_training import fitting_of as fitting_of
     from pipeline.learning.algos.qsharp import CD as CD
     from pipeline.learning.algos.qsharp import CDConfig as CDConfig
@@ -58,10 +59,12 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.reward_stage import BestOfNConfig as BestOfNConfig
     from pipeline.learning.algos.reward_stage import RMConfig as RMConfig
     from pipeline.learning.choices import GRPOLoss as GRPOLoss
+    from pipeline.learning.choices import Others as Others
     from pipeline.learning.datasets.from_files import needed as needed
     from pipeline.learning.evaluation.metrics import reward_kl_front as reward_kl_front
     from pipeline.learning.generation.policy import TextPolicy as TextPolicy
     from pipeline.learning.generation.sampling import Offset as Offset
+    from pipeline.learning.generation.sampling import Tilt as Tilt
     from pipeline.learning.generation.sampling import sample_keys as sample_keys
     from pipeline.learning.models.batch_size import BatchSizes as BatchSizes
     from pipeline.learning.models.flops import answered as answered
