@@ -169,6 +169,11 @@ def _nothing(*_: Any) -> str:
     return ""
 
 
+def _teacher(value: Any, _: Values) -> Any:
+    """Return a model's path or hub id; None for one without a slash, which is a method of the run here."""
+    return value if value and "/" in value else None
+
+
 SHARED = {
     **_own("learning_rate"),
     **_as(_whole, num_train_epochs="algos.{algo}.epochs", warmup_steps="training.warmup_steps"),
@@ -193,7 +198,18 @@ SHARED = {
 """Arguments of every configuration. An empty key has no counterpart of its own: another argument has set it."""
 _SHOWN = "evaluation.sample_prompts"
 _ANCHOR = _as(None, precompute_ref_batch_size="training.micro_batch_size", sync_ref_model="algos.{algo}.reference")
+_DRAWS = {
+    "use_vllm": Counterpart("generation.backend", lambda value, _: TextBackend.vllm.value if value else ""),
+    **_as(_whole, num_train_epochs="rounds_of_training"),
+    **_as(_same, max_completion_length="generation.max_new_tokens"),
+    **_as(_same, temperature="generation.temperature", top_p="generation.top_p"),
+    **_as(None, generation_kwargs="generation.stop", vllm_gpu_memory_utilization="generation.memory_mb"),
+    **_as(None, chat_template_kwargs="datasets.hf.chat_template_kwargs"),
+    **_as(None, log_completions=_SHOWN, num_completions_to_print=_SHOWN, log_unique_prompts=_SHOWN),
+}
+"""Arguments of methods that draw while they train."""
 _ONLINE = {
+    **_DRAWS,
     **_own("num_generations beta epsilon epsilon_high delta mask_truncated_completions entropy_coef"),
     **_own("use_bias_correction_kl"),
     **_own("loss_type", _one_of(GRPOLoss)),
@@ -205,21 +221,14 @@ _ONLINE = {
     **_own("vllm_importance_sampling_clip_min", _of_vllm),
     "vllm_importance_sampling_correction": Counterpart("algos.{algo}.vllm_importance_sampling_mode", _nothing),
     "vllm_importance_sampling_cap": Counterpart("algos.{algo}.vllm_importance_sampling_clip_max", _nothing),
-    "use_vllm": Counterpart("generation.backend", lambda value, _: TextBackend.vllm.value if value else ""),
     "generation_batch_size": Counterpart(
         "algos.{algo}.steps_per_generation",
         lambda _, given: None if _generation_steps(None, given) is None else "",
     ),
-    **_as(_whole, num_train_epochs="rounds_of_training"),
-    **_as(_same, num_iterations="algos.{algo}.epochs", max_completion_length="generation.max_new_tokens"),
-    **_as(_same, temperature="generation.temperature", top_p="generation.top_p"),
-    **_as(_same, num_generations_eval="evaluation.num_samples"),
-    **_as(None, generation_kwargs="generation.stop", reward_weights="datasets.hf.rewards"),
-    **_as(None, sync_ref_model="algos.{algo}.reference", vllm_gpu_memory_utilization="generation.memory_mb"),
-    **_as(None, chat_template_kwargs="datasets.hf.chat_template_kwargs"),
-    **_as(None, log_completions=_SHOWN, num_completions_to_print=_SHOWN, log_unique_prompts=_SHOWN),
+    **_as(_same, num_iterations="algos.{algo}.epochs", num_generations_eval="evaluation.num_samples"),
+    **_as(None, sync_ref_model="algos.{algo}.reference", reward_weights="datasets.hf.rewards"),
 }
-"""Arguments of methods that draw while they train; RLOOConfig has fewer."""
+"""Arguments of those that rewards teach; RLOOConfig has fewer."""
 OF_ALGORITHM = {
     "DPO": {
         **_own("beta label_smoothing"),
@@ -227,6 +236,13 @@ OF_ALGORITHM = {
         **_as(None, max_length="generation.max_new_tokens", truncation_mode="generation.long_prompts"),
         **_ANCHOR,
         **_as(_same, padding_free="training.padding_free"),
+    },
+    "Distilled": {
+        **_DRAWS,
+        **_own("beta"),
+        **_as(_teacher, teacher_model_name_or_path="algos.{algo}.teacher"),
+        **_as(_same, teacher_model_revision="algos.{algo}.revision"),
+        **_as(None, teacher_model_init_kwargs="algos.{algo}.teacher"),
     },
     "GRPO": _ONLINE,
     "RLOO": {**_ONLINE, **_own("normalize_advantages")},
@@ -255,9 +271,10 @@ _MADE_OF_NONE = {"disable_tqdm", "accelerator_config", "debug", "pad_to_multiple
 """Arguments that `transformers` has values for which a configuration was given none."""
 _OF_PAIRS = {"DPO", "ORPO", "RM", "SimPO"}
 _EXISTING = {*_OF_PAIRS, "KTO"}
-_DRAWING = {"GRPO", "RLOO"}
+_DRAWING = {"Distilled", "GRPO", "RLOO"}
 CONFIGS = {
     **{algo: f"trl.trainer.{algo.lower()}_config:{algo}Config" for algo in ("DPO", "GRPO", "RLOO", "KTO", "SFT")},
+    "Distilled": "trl.trainer.distillation_config:DistillationConfig",
     "ORPO": "trl.experimental.orpo:ORPOConfig",
     "RM": "trl.trainer.reward_config:RewardConfig",
     "SimPO": "trl.experimental.cpo:CPOConfig",

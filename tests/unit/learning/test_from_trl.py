@@ -61,6 +61,8 @@ SFT = """
          "beta=0.1 simpo_gamma=1.6 cpo_alpha=1.0 pairs=existing"),
         ("RM", ("RewardConfig", "trl", {}),
          "learning_rate=0.0001 epochs=3 batch_size=16 pairs=existing rounds_of_training=1"),
+        ("Distilled", ("DistillationConfig", "trl", {"teacher_model_name_or_path": "org/large", "beta": 0.5}),
+         "teacher=org/large beta=0.5 sampling=online horizon=3 rounds_of_training=3 batch_size=8 epochs=1"),
         ("SFT", ("SFTConfig", "trl", {"assistant_only_loss": True, "gradient_accumulation_steps": 4}), SFT),
     ],
 )  # fmt: skip
@@ -83,6 +85,8 @@ def test_settings_are_those_of_the_object(algo: str, given: tuple[str, str, Any]
         ("GRPO", {}, []),
         ("RLOO", {"reward_clip_range": (-1.0, 1.0)}, ["reward_clip_range=(-1.0, 1.0)"]),
         ("SimPO", {}, ["loss_type=sigmoid (see algos.SimPO.simpo_gamma)"]),
+        ("Distilled", {"teacher_model_name_or_path": "gpt2"},
+         ["teacher_model_name_or_path=gpt2 (see algos.Distilled.teacher)"]),
         ("RM", {"center_rewards_coefficient": 0.01}, ["center_rewards_coefficient=0.01"]),
         ("SFT", {"packing": True}, ["gradient_accumulation_steps=1 (see algos.SFT.batch_size)"]),
         ("SFT", {"packing": True, "packing_strategy": "wrapped"},
