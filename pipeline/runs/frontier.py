@@ -7,10 +7,11 @@ are compared within each pair of limits; levels of error hold for all pairs of l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
+from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs import record
 from pipeline.runs.equal import Block, Limits, Policy, Reached, Stored, Tested, limits_of
 from pipeline.runs.loaded import LoadedRun
@@ -28,10 +29,12 @@ class Lead:
     """The method with the most reward within limits. No claim is made beyond its tests.
 
     Attributes:
-        block: All methods within the limits.
+        block: All methods within the limits; comparisons are corrected for all pairs of limits together.
         kl: Limit in nats per sequence.
         answer: Limit in FLOPs of an answer.
-        best: The method with the largest value, maybe the reference.
+        name: The method with the largest value, maybe the reference. Here and in the next fields a name has the
+            round with it if the method had a later one.
+        best: What this method has reached.
         above: Methods that it is shown to be above.
         open: Methods that it is not told apart from.
         untested: Methods without measures by prompt to test.
@@ -40,6 +43,7 @@ class Lead:
     block: Block
     kl: float
     answer: float
+    name: str
     best: Reached
     above: tuple[str, ...]
     open: tuple[str, ...]
@@ -64,11 +68,15 @@ def leads_of(run: LoadedRun) -> list[Lead]:
                 block = stored.block(place, *limits_of([f"kl={kl!r}+flops_per_answer={answer!r}"]))
                 if block.within:
                     cells.setdefault(frozenset(_policies(block)), (kl, answer, block))
-        pairs = (pair for same in cells for pair in combinations(sorted(same), 2))
+        pairs = (pair for same in cells for pair in combinations(sorted(same, key=_reference_last), 2))
         tested = stored.compare(place, pairs)
-        level = 1 - run.results.confidence
-        found += [_lead(block, kl, answer, tested, level) for kl, answer, block in cells.values()]
+        level, last = 1 - run.results.confidence, {row.algo: row.round for row in every.methods}
+        found += [_lead(block, kl, answer, tested, level, last) for kl, answer, block in cells.values()]
     return found
+
+
+def _reference_last(policy: Policy) -> tuple[bool, Policy]:
+    return policy[0] == REFERENCE, policy
 
 
 def _policies(block: Block) -> dict[Policy, Reached]:
@@ -103,25 +111,34 @@ def _up(value: float) -> float:
     return float(f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.3g}")
 
 
-def _lead(block: Block, kl: float, answer: float, tested: Tested, level: float) -> Lead:
+def _lead(
+    block: Block, kl: float, answer: float, tested: Tested, level: float, last: Mapping[str, int | None]
+) -> Lead:
     rows = _policies(block)
+    names = {policy: _named(policy, last) for policy in rows}
     best = max(rows, key=lambda policy: (row.value or 0.0) if (row := rows[policy].result) else 0.0)
     above, apart = [], list[str]()
     for other in rows:
         if (pair := tested.get((best, other)) or tested.get((other, best))) is not None:
-            apart.append(other[0])
+            apart.append(names[other])
             # The best has the larger mean over its own chains; those that both have may say otherwise.
             if pair.p < level and (pair.difference > 0) == (pair.first == best[0]):
-                above.append(other[0])
+                above.append(names[other])
     return Lead(
-        block=block,
+        block=replace(block, comparisons=[one for pair, one in tested.items() if set(pair) <= rows.keys()]),
         kl=kl,
         answer=answer,
+        name=names[best],
         best=rows[best],
         above=tuple(above),
         open=tuple(name for name in apart if name not in above),
-        untested=tuple(other[0] for other in rows if other != best and other[0] not in apart),
+        untested=tuple(names[other] for other in rows if other != best and names[other] not in apart),
     )
+
+
+def _named(policy: Policy, last: Mapping[str, int | None]) -> str:
+    algo, number = policy
+    return algo if number == last[algo] else f"{algo} (round {number})"
 
 
 def lead_tables(leads: Sequence[Lead], results: record.Results) -> Iterator[list[FittedTable]]:
@@ -147,7 +164,7 @@ def _table(leads: Sequence[Lead], results: record.Results) -> FittedTable:
     columns: list[Told] = [
         (number_column("KL at most", 1), lambda lead: decimal(lead.kl)),
         (number_column("an answer at most", 1), lambda lead: si(lead.answer)),
-        (Column(heading="most", least=LEAST_NAME), lambda lead: lead.best.algo),
+        (Column(heading="most", least=LEAST_NAME), lambda lead: lead.name),
         (number_column(HEADINGS.get(first.metric, first.metric or "value"), 1), value),
         (number_column("interval", 4), ends),
         (number_column("above", 2), lambda lead: str(len(lead.above))),
@@ -170,6 +187,8 @@ def _about(leads: Sequence[Lead], results: record.Results, shown: set[str]) -> I
         parts += [f"not told apart from {first_few(lead.open, 'methods')}"] if lead.open else []
         parts += [f"not tested against {first_few(lead.untested, 'methods')}"] if lead.untested else []
         within = f"At most {decimal(lead.kl)} nats and {si(lead.answer)} FLOPs"
-        yield f"{within}: {lead.best.algo} is {'; '.join(parts) or 'alone'}."
+        yield f"{within}: {lead.name} is {'; '.join(parts) or 'alone'}."
     algos = {row.algo for lead in leads for row in lead.block.within}
-    yield from about_bounds(results.bounded_among(algos), {*shown, "KL/seq"})
+    if unknown := [row.algo for row in leads[-1].block.methods if row.state == "unknown"]:
+        yield f"Left out, as KL or FLOPs of an answer are not known: {first_few(unknown, 'methods')}."
+    yield from about_bounds(results.bounded_among(algos), shown, so="a limit may leave out what is within it")

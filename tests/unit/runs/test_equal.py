@@ -346,8 +346,23 @@ def test_a_front_has_the_best_within_each_pair_of_limits_and_claims_what_tests_d
     assert [lead.best.algo for lead in leads] == ["GRPO", "GRPO", "GRPO", "DPO", "GRPO"]
     for lead in leads:
         others = {row.algo for row in (*lead.block.within, lead.block.methods[0])} - {lead.best.algo}
-        assert {*lead.above, *lead.open, *lead.untested} == others
+        named = (*lead.above, *lead.open, *lead.untested)
+        assert {name.split()[0] for name in named} == others
+        p = {frozenset((one.first, one.second)): one.p for one in lead.block.comparisons}
+        assert {name for name in named if p[frozenset((lead.best.algo, name.split()[0]))] < 0.05} >= {*lead.above}
     assert leads[-1].above == ("reference",)
+    # Within 0.5 nats are DPO's first round and GRPO's second, of three each.
+    assert (leads[2].name, leads[2].open[0], leads[-1].name) == ("GRPO (round 2)", "DPO (round 1)", "GRPO")
+
+
+def test_a_front_has_the_same_p_values_in_its_data_as_in_its_claims(crossed: StoredRun) -> None:
+    leads = leads_of(crossed.loaded)
+    every = {(one.first, one.second, one.difference): one.p for lead in leads for one in lead.block.comparisons}
+    alone = {one.second: one.p for one in crossed.block("kl=0.5+flops_per_answer=1").comparisons}
+    (shown,) = leads[0].block.comparisons
+    assert shown.second == "reference"
+    assert shown.p > alone["reference"]  # one of many pairs
+    assert len(every) > 1
 
 
 def test_pairs_that_are_tested_at_once_are_corrected_for_their_number(crossed: StoredRun) -> None:
