@@ -96,10 +96,12 @@ def _lines() -> Iterator[str]:
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     while not is_gone(sys.stdout):
         try:
-            line = input("> " if asks else "")
-        except EOFError:
+            line = input("> " if asks else "").rstrip("\r")  # of files from Windows
+        except (EOFError, KeyboardInterrupt) as end:
             if asks:
                 sys.stdout.write("\n")
+            if isinstance(end, KeyboardInterrupt):
+                raise
             return
         if not line.strip():
             return

@@ -41,6 +41,7 @@ def test_each_line_is_completed_as_in_python(outputs: Path) -> None:
     model = pipeline.guided("t", "PITA", output_dir=outputs, device="cpu")
     drawn = [model.generate(line, seed=at, eta=0.01)[0] for at, line in enumerate(ASKED)]
     assert answers.splitlines() == drawn  # an empty line ends it
+    assert talk(outputs, "PITA", "--eta", "0.01", said="\r\n".join(ASKED))[0] == answers  # of a file from Windows
     assert "no chat template" in told
     short, _ = talk(outputs, "QSharp", "--max-tokens", "1", said=ASKED[0])
     assert len(short.strip()) == 1
@@ -123,6 +124,8 @@ def test_ctrl_c_ends_an_answer_and_then_the_talk(
     os.write(master, b"\x03")
     wait_for(lambda: has(b"never") or process.poll() is not None)
     assert process.returncode == 128 + signal.SIGINT
+    has(b"the rest")
+    assert shown.endswith(b"\n")  # what the shell asks next has a line of its own
     assert b"\x1b[31m" not in shown
     os.close(master)
 
