@@ -109,6 +109,16 @@ def reply(address: str, **asked: Any) -> tuple[int, Any]:
         return error.code, json.load(error)
 
 
+def events(address: str, **asked: Any) -> list[Any]:
+    """What a stream says, without its end."""
+    body = json.dumps({"model": "guided", "prompt": PROMPTS[0], "max_tokens": 4, "stream": True} | asked).encode()
+    request = urllib.request.Request(f"{address}/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        said = [line.removeprefix(b"data: ") for line in answer.read().splitlines() if line]
+    assert said.pop() == b"[DONE]"
+    return [json.loads(one) for one in said]
+
+
 def texts(address: str, **asked: Any) -> list[str]:
     status, body = reply(address, **asked)
     assert status == 200, body
@@ -162,6 +172,11 @@ def test_requests_of_many_strengths_at_once_get_the_texts_of_generate(exported: 
         for asked in refused:
             status, body = reply(address, **asked)
             assert (status, bool(body["error"]["message"])) == (400, True), asked
+        (told,) = events(address, **at(-1))  # vLLM asks a processor when the stream has begun
+        assert (told["error"]["code"], "eta=-1" in told["error"]["message"]) == (400, True)
+        streamed = events(address, seed=7, **at(0.1))
+        assert "".join(each["choices"][0]["text"] for each in streamed) == texts(address, seed=7, **at(0.1))[0]
+        assert texts(address, seed=7, **at(True)) == texts(address, seed=7, **at(1.0))
         stopped = texts(address, temperature=0, stop=[greedy[0].result()[0][1:]], **at(ETAS[0]))
         assert all(len(text) < 4 for text in stopped)
         assert is_up(address)
