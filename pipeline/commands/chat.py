@@ -1,7 +1,8 @@
 """Talk with a trained policy in a terminal: ``python -m pipeline chat NAME CHAIN``.
 
-Answers are drawn by our own decoder, as `pipeline.guided` draws them: for one who talks, a server would take
-longer to start than to answer. To serve many, `export` writes a folder whose card has the commands.
+Answers are drawn by our own decoder, as `pipeline.guided` draws them: for one who talks, an engine of vLLM is
+hardly faster by the token, and takes longer to start than to answer. To serve many, `export` writes a folder
+whose card has the commands.
 """
 
 import sys
