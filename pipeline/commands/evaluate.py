@@ -177,7 +177,8 @@ def _of_run(output_dir: Path, experiment: str, asked: _Extension) -> Config:
                     f"{option} {size}: the run has {old}, and an evaluation can only grow. For fewer of a new "
                     f"test set alone write 'datasets.{new_set}.{own.format(size)}'"
                 )
-    if sizes != before and plain["experiment"].get("looks"):
+    looks = [number for of in (plain["experiment"].get("looks") or {}).values() for number in of]
+    if looks and (sizes != before or min(looks) < (asked.prompts or 0)):
         options = {"--prompts": asked.prompts, "--samples": asked.samples}
         named = " ".join(f"{option} {size}" for option, size in options.items() if size)
         raise ConfigError(

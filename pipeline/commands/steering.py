@@ -212,7 +212,8 @@ def with_entries(
     wanted = [looks for all_looks in standing.looks.values() for looks in all_looks] if standing else []
     seen = max(of.seen, 1, *(wanted if standing else [before.evaluation.num_prompts]))
     there = {name for name, algo in before.algos.items() if algo.enabled}
-    new = [name for name, algo in after.algos.items() if algo.enabled and name not in there]
+    beside = after.evaluation.also  # checkpoints, which do not race
+    new = [name for name, algo in after.algos.items() if algo.enabled and name not in {*there, *beside}]
     values: dict[str, Any] = {}
     if new:
         values["experiment.race.added"] = of.added | dict.fromkeys(new, seen)

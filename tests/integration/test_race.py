@@ -72,6 +72,9 @@ def test_a_chain_that_is_shown_worse_ends_and_the_plain_command_has_the_same_byt
 
     told = json.loads(say("status", "t", "--json", output=output))["race"]
     assert told == standing
+    assert "race asked" not in say("status", "t", output=output)  # its decisions would hide what people asked
+    refused = CliRunner().invoke(app, ["evaluate", "t", "--prompts", "100", "--output-dir", str(output)])
+    assert refused.exit_code == 2, refused.output  # it cannot grow to what the race was spared
     say("show", "t", output=output)
     page = (output / "t" / "latest" / "report.html").read_text()
     assert '"better":"Good"' in page

@@ -18,7 +18,7 @@ from pipeline.runs.loaded import LoadedRun, log_path, lost_outputs, removed_by, 
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.report.format import count, duration, logs_command, shown_path
 from pipeline.runs.report.screen import chains_of, grid, how_far, jobs_done, notices, screen, worker_table
-from pipeline.runs.run_view import JobView, RunView
+from pipeline.runs.run_view import RACE, JobView, RunView
 from pipeline.terminal.columns import Column, FittedTable, Told, told_table
 from pipeline.terminal.console import say_styled
 from pipeline.terminal.streams import printable
@@ -186,6 +186,7 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
     unreadable = f"{count(run.unreadable, 'line')} of journal.jsonl cannot be read; what they told is missing here"
     standing = race.read_standing(folder)
     of_race = [f"  {line}" for line in race.outcome(standing)] if standing else []
+    asked = [f"  {answer}" for answer in view.answers if answer.by != RACE]  # a race would ask more than is listed
     parts: list[tuple[str, str, Sequence[str]]] = [
         (slurm_in_words(run.origin.slurm), "", ()),
         (place_in_words(run), "", ()),
@@ -193,7 +194,7 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
         (f"blocked: {count(sum(map(len, blocked.values())), 'job')}" if blocked else "", "bold red", of_blocked),
         ("waiting" if waiting else "", "bold", waiting),
         (race.headline(standing) if standing else "", "bold", of_race),
-        ("asked while it ran" if view.answers else "", "bold", [f"  {answer}" for answer in view.answers]),
+        ("asked while it ran" if asked else "", "bold", asked),
         ("devices that are given back" if back else "", "bold", back),
         ("devices that are used no more" if places else "", "bold red", places),
         (f"retries so far: {view.retries.total()} ({kinds})" if kinds else "", "", ()),

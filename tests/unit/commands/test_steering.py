@@ -16,6 +16,7 @@ from pipeline.commands.steering import (
     matching,
     rounds_of,
     settings_after,
+    with_entries,
 )
 from pipeline.config.load import load_config
 from pipeline.engine.devices.inventory import cpu_slots
@@ -180,6 +181,16 @@ def test_rounds_are_told_by_their_jobs() -> None:
     # In a race the plan has a part of the round that is not decided, while later ones may be trained already.
     assert rounds_of(jobs, set(jobs), set(), {"d/m/s0/A": 2}) == {"d/m/s0/A": [1, 2]}
     assert matching("A", chains_of(jobs.values())) == matching("s0/A", chains_of(jobs.values())) == ["d/m/s0/A"]
+
+
+def test_a_checkpoint_beside_a_race_does_not_race() -> None:
+    before = [*SETTINGS, "experiment.race={until: best}"]
+    for words, added in ((["evaluation.also={Other: /models/other}"], {}), (["algos=[KTO]"], {"KTO": 500})):
+        settings = after(Asked(verb="add", words=words), before)
+        said = with_entries(settings, load_config(before), load_config(settings), None)
+        race = load_config(said).experiment.race
+        assert race is not None
+        assert race.added == added
 
 
 @pytest.mark.parametrize("word", ["output_dir=x", "experiment.name=x", "dry_run=true", "execution.workers=1"])
