@@ -259,6 +259,16 @@ def test_many_bundles_make_one_page_in_which_nothing_is_markup(whole: Path, tmp_
     assert text.count("<h2>addition · tiny</h2>") == 1
 
 
+def test_a_page_tells_a_bound_from_a_divergence_and_counts_a_bundle_once(whole: Path, tmp_path: Path) -> None:
+    bound, page = changed(whole, tmp_path / "x.tar", TAMPERED["a bound"]), tmp_path / "board.html"
+    copy = tmp_path / "copy.tar"
+    copy.write_bytes(whole.read_bytes())
+    command("verify", str(whole), str(copy), bound, "--page", str(page), code=1)
+    rows = [line for line in page.read_text().splitlines() if line.startswith("<tr><td class=number>")]
+    assert [row.count(">≤ ") for row in rows if "<td>PITA</td>" in row] == [0, 1]
+    assert [row.count(">≤ ") for row in rows if "<td>QSharp</td>" in row] == [0, 0]
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -62,6 +62,7 @@ class _Ranked:
 
 def board_page(entries: Sequence[Entry]) -> str:
     """Return the page: a table for each dataset, model and protocol of evaluation, the best method first."""
+    entries = list({entry.digest: entry for entry in entries}.values())  # a bundle that is given twice counts once
     groups: dict[tuple[str, str, str], list[_Ranked]] = {}
     for entry in entries:
         for (dataset, model), methods in by_method(entry.results.pooled).items():
@@ -71,7 +72,7 @@ def board_page(entries: Sequence[Entry]) -> str:
             for rounds in methods.values():
                 cell = rounds[max(rounds)]
                 metric = next((name for name in PRIMARY_METRICS if name in cell), None)
-                if metric is not None:
+                if metric is not None and cell[metric].value is not None:
                     ranked = _Ranked(entry, cell[metric], cell.get("kl_per_sequence"))
                     groups.setdefault((dataset, model, f"{alike} {metric}"), []).append(ranked)
     parts = [_table(place, ranked) for place, ranked in sorted(groups.items())]
@@ -82,7 +83,7 @@ def board_page(entries: Sequence[Entry]) -> str:
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>\n'
         f"<h1>Leaderboard</h1>\n<p>Methods after their last round. Each table has one dataset, model and "
         f"protocol of evaluation, by what keys of jobs cover. Intervals of two bundles that overlap tell "
-        f"nothing apart. Bundles that are not verified come last.</p>\n"
+        f"nothing apart. A KL with ≤ is an upper bound. Bundles that are not verified come last.</p>\n"
         f"{''.join(parts)}{_bundles(entries)}</body></html>\n"
     )
 
@@ -124,6 +125,7 @@ def _table(place: tuple[str, str, str], ranked: Iterable[_Ranked]) -> str:
 def _row(number: int, one: _Ranked) -> str:
     row, kl = one.row, one.kl
     difference = "" if row.difference is None else decimal(row.difference, "+")
+    at_most = "≤ " if one.entry.results.bounded_among([row.algo]) else ""
     apart = f"{difference} {interval(row.difference_low, row.difference_high, '+')}".strip()
     cells = [
         (str(number) if one.entry.is_sound else "-", True),
@@ -132,7 +134,7 @@ def _row(number: int, one: _Ranked) -> str:
         (decimal(row.value or 0.0), True),
         (interval(row.ci_low, row.ci_high), True),
         (apart, True),
-        ("" if kl is None or kl.value is None else decimal(kl.value), True),
+        ("" if kl is None or kl.value is None else f"{at_most}{decimal(kl.value)}", True),
         (str(row.round), True),
         (f"{row.seeds} x {row.references}" if row.references > 1 else str(row.seeds), True),
         (f"{row.n:,}", True),
