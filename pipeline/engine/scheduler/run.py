@@ -392,14 +392,19 @@ class Run:
     def check_budget(self) -> None:
         """Note whether the budget is spent; then no job starts, and the run ends after those that run."""
         if self.budget and not self.spent:
-            spent_s = self.spent_s + sum((self.now_s - job.sent_s) * job.job.devices for job in self.running())
-            used = {"device hours": spent_s / 3600, "FLOPs": self.flops}
-            limits = {"device hours": self.budget.device_hours, "FLOPs": self.budget.flops}
-            over = [name for name, limit in limits.items() if limit is not None and used[name] >= limit]
-            if over:
-                self.spent = " and ".join(f"{used[name]:.3g} of {limits[name]:g} {name}" for name in over)
+            self.spent = self._over_budget()
+            if self.spent:
                 names = [job.job.id for job in self.running()]
                 still = f"; may still end: {', '.join(names)}" if names else ""
                 self.say(f"{SPENT}, {self.spent}: no further job starts{still}")
         if self.spent and not self.state.running:
-            self.halted = self.halted or f"{SPENT}, {self.spent}"
+            self.halted = self.halted or f"{SPENT}, {self._over_budget() or self.spent}"  # with what ended since
+
+    def _over_budget(self) -> str:
+        """Return what is spent of each limit that is reached; "" if none is."""
+        assert self.budget is not None
+        spent_s = self.spent_s + sum((self.now_s - job.sent_s) * job.job.devices for job in self.running())
+        used = {"device hours": spent_s / 3600, "FLOPs": self.flops}
+        limits = {"device hours": self.budget.device_hours, "FLOPs": self.budget.flops}
+        over = [name for name, limit in limits.items() if limit is not None and used[name] >= limit]
+        return " and ".join(f"{used[name]:.3g} of {limits[name]:g} {name}" for name in over)

@@ -75,9 +75,10 @@ def test_no_job_starts_once_the_hours_are_spent_and_running_ones_end() -> None:
     paper.start()
     assert "may still end: b" in paper.said()
     assert (paper.run.halted, paper.jobs()["d"]) == ("", "ready")
+    paper.run.now_s += HOUR_S
     paper.finish("b")
     assert paper.start() == []
-    assert paper.run.halted
+    assert "4 of 2.5 " in paper.run.halted  # b counts to its end
     assert paper.jobs() == {"a": "done", "b": "done", "c": "done", "d": "ready"}
 
 
