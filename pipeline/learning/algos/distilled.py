@@ -20,7 +20,7 @@ from pipeline.errors import JobError
 from pipeline.learning.algos import base, parts, policy_config, post_training
 from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.qsharp import QSharpConfig
-from pipeline.learning.algos.value_guided import STRENGTH, ValueAlgoConfig
+from pipeline.learning.algos.value_guided import ValueAlgoConfig
 from pipeline.learning.choices import Others
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.outputs import formats
@@ -38,7 +38,11 @@ class DistilledConfig(policy_config.OnlineConfig, policy_config.TaughtConfig):
     """A method of the run that guides, such as `QSharp`: imitate the policy that its last value model guides. Or a
     model with the same tokens: a path with a slash, as `./large`, or a hub id, as `org/name`."""
     eta: float | None = number(
-        None, at_least=SMALLEST_DIVISOR, at_most=1e6, hint=", or null for that of the method", advice=STRENGTH
+        None,
+        at_least=SMALLEST_DIVISOR,
+        at_most=1e6,
+        hint=", or null for that of the method",
+        advice="Smaller is stronger (0.1 is strong, 1 is mild)",
     )
     """Guidance strength of the teacher; null takes that of the method."""
     beta: float = number(1.0, at_least=0, at_most=1)
