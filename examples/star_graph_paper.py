@@ -8,7 +8,7 @@ Methods learn from pairs: the right path, and the first wrong one that the refer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -19,6 +19,7 @@ from pipeline import (
     METRICS,
     AlgoConfig,
     Algorithm,
+    Config,
     Dataset,
     DPOConfig,
     JobContext,
@@ -106,6 +107,12 @@ class PaperQSharpConfig(Tries, QSharpConfig):
     from_reference: bool = False
     """Begin with the reference itself, as QSharp does."""
 
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Also report a batch that would split a pair."""
+        yield from super().problems(key, config)
+        if self.batch_size % 2:
+            yield f"{key}.batch_size={self.batch_size}: must be even, as a batch has both paths of a graph"
+
 
 class PaperQSharp(Paired, QSharp):
     """Q# with a value model fitted to gold and wrong paths, whole and without roll-in.
@@ -114,6 +121,7 @@ class PaperQSharp(Paired, QSharp):
     """
 
     name: ClassVar[str] = "PaperQSharp"
+    together: ClassVar[int] = 2  # both paths of a graph are in one batch, as in that code
     config_class: ClassVar[type[AlgoConfig]] = PaperQSharpConfig
 
     def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:

@@ -1,5 +1,6 @@
 """The papers' recipes: their experiments can be planned, and they train on what the papers' code trains on."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.config.checks import check_config
 from pipeline.config.tables import choices_of
+from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.training.sequences import Sequences
 from pipeline.plan.build import build_plan
@@ -25,6 +27,7 @@ SMALL = [
     "training.warmup_steps=1000000",  # so that nothing is learnt, and a model stays what it began as
     *(f"algos.{name}.enabled=false" for name in ("QSharp", "PITA", "DPO", "GRPO", "BestOfN")),
     "algos.PaperQSharp.from_reference=false",
+    "algos.PaperQSharp.batch_size=4",
     "algos.PaperREINFORCE.passes=2",
 ]
 
@@ -65,6 +68,15 @@ def test_each_right_path_stands_beside_one_wrong_path(folder: Path, method: str)
         shown = [tokenizer.decode(part[part >= 0]) for part in (data.ids[place, :start], data.ids[place, start:])]
         assert shown[0].removeprefix("<bos>") == row.prompt
         assert (shown[1] == row.columns["solution"]) == (place % 2 == 0)
+
+
+def test_a_batch_has_both_paths_of_a_graph(folder: Path) -> None:
+    curve = (folder / "s3/PaperQSharp/r1/train/output/metrics.jsonl").read_text().splitlines()
+    # Nothing is learnt, so all predictions are 0.5, and right and wrong paths of a batch are equally many.
+    assert [json.loads(step)["bias"] for step in curve] == [pytest.approx(0, abs=1e-4)] * len(curve)
+    words = ["experiment.name=x", f"experiment={STARS}", "algos.PaperQSharp.batch_size=5"]
+    with pytest.raises(ConfigError, match=r"algos\.PaperQSharp\.batch_size=5: must be even"):
+        check_config(quick_config(words))
 
 
 def test_a_value_model_begins_where_the_references_training_began(folder: Path) -> None:

@@ -93,6 +93,8 @@ class ValueGuidedAlgorithms(Algorithm):
 
     version: ClassVar[int] = 4
     config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
+    together: ClassVar[int] = 1
+    """Number of adjacent sequences that no batch splits."""
     stages: ClassVar[tuple[Stage, ...]] = (
         base.GENERATE,
         base.SCORE,
@@ -199,7 +201,7 @@ class ValueGuidedAlgorithms(Algorithm):
             post_training.fitting_of(ctx, "value", algo.batch_size, algo.epochs, algo.learning_rate),
             head_learning_rate=algo.head_learning_rate,
         )
-        losses = parts.value.fit_value(model, data, fitting, rate=self.rate(algo))
+        losses = parts.value.fit_value(model, data, fitting, rate=self.rate(algo), group=self.together)
         calibration = parts.value.calibrate(model, collected.some(apart), fitting, rate=self.rate(algo))
         ctx.ranks.gather(model)
         if not ctx.ranks.is_first:

@@ -115,7 +115,9 @@ def chosen_values(values: Tensor, ids: Tensor) -> Tensor:
     return F.pad(taken, (1, 0))
 
 
-def fit_value(model: ValueModel, data: Sequences, fitting: loop.Fitting, *, rate: float = 0.0) -> list[float]:
+def fit_value(
+    model: ValueModel, data: Sequences, fitting: loop.Fitting, *, rate: float = 0.0, group: int = 1
+) -> list[float]:
     """Train a value model in place; a batch's loss is the mean over its supervised tokens.
 
     Args:
@@ -123,6 +125,7 @@ def fit_value(model: ValueModel, data: Sequences, fitting: loop.Fitting, *, rate
         data: Labelled sequences.
         fitting: Settings of the training.
         rate: Rate for which splitting a label between atoms preserves its soft value; see `atom_weights`.
+        group: Number of adjacent sequences that no batch splits.
 
     Returns:
         The loss of every step, in nats per token.
@@ -137,7 +140,7 @@ def fit_value(model: ValueModel, data: Sequences, fitting: loop.Fitting, *, rate
             loop.add_to_curve(brier=off**2, bias=off)
         return token_loss(values, batch.mask, batch.labels) / max(1, int(supervised[whole].sum()))
 
-    return loop.fit(model, loop.TrainingSet(data, loss_of), fitting, backbone=model.backbone)
+    return loop.fit(model, loop.TrainingSet(data, loss_of, group), fitting, backbone=model.backbone)
 
 
 def _errors(values: Tensor, batch: Batch, atoms: int, rate: float) -> Tensor:
