@@ -62,6 +62,8 @@ class Request:
     """Settings of the command line."""
     command: tuple[str, ...] = ()
     """Words of a command that repeats it; none where there is no such command."""
+    added: tuple[str, ...] = ()
+    """What was added to earlier runs that it goes on from, and to begin it."""
     on_begin: Callable[[Path], None] | None = None
     """Called with the run's folder once it is there."""
     rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -56,6 +56,7 @@ def run_experiment(
     on_begin: Callable[[Path], None] | None = None,
     only_evaluates: bool = False,
     chains: Collection[str] | None = None,
+    added: Sequence[str] = (),
 ) -> int:
     """Carry out a request, or print its plan where it says `dry_run`.
 
@@ -68,6 +69,7 @@ def run_experiment(
         on_begin: Told the run's folder once it is there.
         only_evaluates: Whether a request that would train a policy is refused.
         chains: Algorithms for which anything is computed; None for all.
+        added: What was added to earlier runs that it goes on from, and to begin it.
 
     Returns:
         The exit code: 0 every job done, 1 some failed, 3 the budget was spent, 130 or 143 interrupted.
@@ -77,7 +79,7 @@ def run_experiment(
     """
     request = requests.prepare(config, given)
     request = request if chains is None else requests.with_chains_of(request, chains)
-    request = requests.with_command(replace(request, label=label, on_begin=on_begin), command)
+    request = requests.with_command(replace(request, label=label, on_begin=on_begin, added=tuple(added)), command)
     _check_arithmetic(request)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     if request.chosen is not None:
@@ -361,7 +363,8 @@ def tell_notes(
     short = origin.short_of_rows(store, jobs, config.evaluation, request.warnings)
     failed = origin.failed_rewards(store, jobs, run)
     stopped = origin.stopped_chains(config.experiment.last_rounds, config.rounds_of_training)
-    stopped += origin.added_later(loaded.load(run).view.answers)
+    this = loaded.load(run)
+    stopped += origin.added_later(this.origin, this.view.answers)
     of_jobs = origin.collect_notes(store, jobs, config)
     for text in [*origin.several_makers(makers), *stopped, *short, *failed, *of_jobs]:
         note(console, text, mark="note: ")
@@ -475,6 +478,7 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
         group=multirun.group_of_run(),
         bounded=with_bounded_kl(request.config),
         devices=[device.label for device in request.used_devices],
+        added=request.added,
     )
     origin.write_origin(run.path, made)
     for warning in request.warnings:

@@ -25,6 +25,7 @@ from pipeline.engine.devices.inventory import Device, cpu_slots
 from pipeline.engine.journal import JournalReader
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 from pipeline.runs.loaded import LoadedRun, choose_run, load_planned, runs_of
+from pipeline.runs.origin import additions
 from pipeline.runs.race import read_standing
 from pipeline.runs.report.format import command as command_text
 from pipeline.terminal.console import make_console, say
@@ -216,7 +217,8 @@ def _afterwards(run: LoadedRun, asked: Asked, console: Console) -> int:
         raise ConfigError(f"{asked.verb} is for a run that goes on, and {run.name} is {run.state}")
     config, settings, command = _after(run, asked)
     say(console, "The run is over; this goes on from it:", copy=shlex.join(command))
-    return run_experiment(config, console, given=settings, command=command)
+    added = [*additions(run.origin, run.view.answers), *([] if asked.verb == "resume" else [str(asked)])]
+    return run_experiment(config, console, given=settings, command=command, added=added)
 
 
 def _answered(run: LoadedRun, asked: Asked) -> dict[str, object]:

@@ -51,6 +51,7 @@ class Origin:
         machine: Its machine: ``host``, ``system``, ``processor``, ``cpus``, ``memory_gib``.
         versions: Package -> version, including Python.
         slurm: Its Slurm job, see `slurm_job`; empty outside of one.
+        added: What was added to the runs that it goes on from, and to begin it, when results could be seen.
     """
 
     command: list[str] = field(default_factory=list)
@@ -62,6 +63,7 @@ class Origin:
     machine: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     slurm: Mapping[str, str] = field(default_factory=dict)
+    added: list[str] = field(default_factory=list)
 
     @property
     def only_evaluates(self) -> bool:
@@ -75,7 +77,13 @@ class Origin:
 
 
 def this_origin(
-    command: Sequence[str], settings: Sequence[str], *, group: str, bounded: Iterable[str], devices: Iterable[str]
+    command: Sequence[str],
+    settings: Sequence[str],
+    *,
+    group: str,
+    bounded: Iterable[str],
+    devices: Iterable[str],
+    added: Iterable[str] = (),
 ) -> Origin:
     """Return the origin of a run that begins in this process."""
     folder = ""
@@ -102,6 +110,7 @@ def this_origin(
         machine=machine,
         versions=versions,
         slurm=slurm_job(os.environ),
+        added=list(added),
     )
 
 
@@ -288,9 +297,15 @@ def stopped_chains(last_rounds: Mapping[str, int], rounds: int) -> list[str]:
     ]
 
 
-def added_later(answers: Iterable[Answer]) -> list[str]:
+def additions(made: Origin, answers: Iterable[Answer]) -> list[str]:
+    """Return what was added to a run while it went on, and to those that it goes on from."""
+    done = (answer.text for answer in answers if not answer.reason)
+    return [*made.added, *(text for text in done if text.startswith(_ADDING))]
+
+
+def added_later(made: Origin, answers: Iterable[Answer]) -> list[str]:
     """Return a note on what was added while a run went on or after its end, when its results could be seen."""
-    added = [answer.text for answer in answers if answer.text.startswith(_ADDING) and not answer.reason]
+    added = additions(made, answers)
     if not added:
         return []
     said = f"{'; '.join(added[:3])}{f' and {len(added) - 3} more' if len(added) > 3 else ''}"

@@ -153,6 +153,7 @@ def test_what_is_added_to_a_race_is_judged_on_prompts_that_nobody_had_seen_and_o
     said = say("clone", "t", "Poor", "--as", "Late", "algos.Late.options.share=0.2", output=output)
     assert "Traceback" not in said
     late = decided(output)
+    assert [text.split()[:2] for text in left_in(output, "origin.json")["added"]] == [["clone", "Poor"]]
     assert late["added"] == {"Late": 200}
     assert (late["pairs"], late["stopped"]) == (before["pairs"], before["stopped"])
 

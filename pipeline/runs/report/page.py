@@ -157,7 +157,7 @@ def _unfinished(run: LoadedRun) -> Iterator[str]:
     """Yield notes on a run that was changed, is not over or lacks something that no later run made either."""
     experiment, rounds = run.config.get("experiment") or {}, run.config.get("rounds_of_training", 0)
     yield from stopped_chains(experiment.get("last_rounds") or {}, rounds)
-    yield from added_later(run.view.answers)
+    yield from added_later(run.origin, run.view.answers)
     yield from (str(answer) for answer in run.view.answers if answer.by != RACE)
     state, views = run.state, run.view.jobs
     if state == "done":

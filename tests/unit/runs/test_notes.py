@@ -192,7 +192,10 @@ def test_a_run_leads_to_stored_outputs_wherever_it_and_they_are(tmp_path: Path, 
 def test_what_is_added_when_results_could_be_seen_is_told_unless_it_was_refused() -> None:
     asked = ["priority PITA high", "add experiment.seeds=[1]", "stop DPO", "add algos=[GRPO]"]
     answers = [Answer(request=str(at), text=text, by="ada", reason="", time=at) for at, text in enumerate(asked)]
-    assert added_later(answers[:1]) == []
-    (said,) = added_later([*answers, replace(answers[1], text="add nonsense", reason="no setting")])
-    assert "add experiment.seeds=[1]; add algos=[GRPO]." in said
+    assert added_later(Origin(), answers[:1]) == []
+    (said,) = added_later(
+        Origin(added=["clone DPO --as X"]),
+        [*answers, replace(answers[1], text="add nonsense", reason="no setting")],
+    )
+    assert "clone DPO --as X; add experiment.seeds=[1]; add algos=[GRPO]." in said
     assert "nonsense" not in said
