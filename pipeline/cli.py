@@ -174,10 +174,9 @@ Looking at runs, GPUs and the store:
 def usage() -> str:
     """Return the usage text, with the command as it was typed."""
     command = typed_command()
-    groups = [folder for folder in sorted(tables.conf_dir().iterdir()) if any(folder.glob("*.yaml"))]
     return _TEXT.format(
         command=command,
-        groups="\n".join(_group(folder) for folder in groups),
+        groups="\n".join(map(_group, tables.groups())),
         other="pipeline" if command.startswith("pipeline") else "python -m pipeline",
     )
 
@@ -190,7 +189,6 @@ def typed_command() -> str:
     return f"python {program.name}" if program.suffix == ".py" else f"{program.name} run"
 
 
-def _group(folder: Path) -> str:
-    names = ", ".join(sorted((file.stem for file in folder.glob("*.yaml")), key=str.lower))
-    first, more = f"    {folder.name:<12}", " " * 16
-    return fill(names, 79, initial_indent=first, subsequent_indent=more, break_on_hyphens=False)
+def _group(name: str) -> str:
+    choices, first, more = ", ".join(tables.choices_of(name)), f"    {name:<12}", " " * 16
+    return fill(choices, 79, initial_indent=first, subsequent_indent=more, break_on_hyphens=False)

@@ -22,7 +22,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pipeline.config.plain import filled, nearest_choice, short, value_problems
 from pipeline.config.schema import CHOICES, KEYED, MISSING, PATH, RANGE, Config
-from pipeline.config.tables import TABLES, all_shipped, conf_dir, settings_class
+from pipeline.config.tables import TABLES, all_shipped, choices_of, conf_dir, groups, settings_class
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, unknown_name
 
@@ -460,8 +460,8 @@ def _overview(keys: Mapping[str, Meaning], named: Mapping[str, str]) -> Iterator
         names = [section.split(".")[1] for section in named if re.fullmatch(rf"{table}\.[^.]+", section)]
         yield from _named(table, ", ".join(names))
     yield "\nFiles to choose from, GROUP=CHOICE:", "bold"
-    for folder in sorted(path for path in conf_dir().iterdir() if any(path.glob("*.yaml"))):
-        yield from _named(folder.name, ", ".join(sorted(file.stem for file in folder.glob("*.yaml"))))
+    for group in groups():
+        yield from _named(group, ", ".join(choices_of(group)))
 
 
 def _help_section(keys: Mapping[str, Meaning], named: Mapping[str, str], section: str) -> Iterator[Line]:
@@ -480,10 +480,11 @@ def _help_section(keys: Mapping[str, Meaning], named: Mapping[str, str], section
 
 def _files_of(group: str) -> Iterator[Line]:
     yield f"{group}=CHOICE", "bold"
-    for file in sorted((conf_dir() / group).glob("*.yaml"), key=lambda path: path.stem.lower()):
-        remarks = [line[1:].strip() for line in file.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
+    for name in choices_of(group):
+        text = (conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8")
+        remarks = [line[1:].strip() for line in text.splitlines() if line[:1] == "#"]
         texts = [line for line in remarks if not line.startswith("@package")]
-        yield from _named(f"{group}={file.stem}", texts[0] if texts else "")
+        yield from _named(f"{group}={name}", texts[0] if texts else "")
     table = next((table for table, entry in TABLES.items() if entry.group == group), "")
     if table:
         yield f"\nIts settings: python -m pipeline help {table}.NAME", ""

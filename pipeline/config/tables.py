@@ -240,10 +240,16 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
+def groups() -> list[str]:
+    """Names of the configuration groups that ship."""
+    return sorted(folder.name for folder in conf_dir().iterdir() if any(folder.rglob("*.yaml")))
+
+
 def choices_of(group: str) -> list[str]:
     """Names of the files that ship of a group, those in a folder of it as ``folder/name``."""
     folder = conf_dir() / group
-    return [file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml")]
+    names = (file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
+    return sorted(names, key=str.lower)
 
 
 @dataclass(frozen=True)
