@@ -374,14 +374,12 @@ def compare_outputs(
     alike, makers = 0, dict[str, None]()
     pairs: dict[str, tuple[list[Sample], list[Sample]]] = {}
     for job in in_order(plan):
-        if job.key not in recorded:
-            exact[job.id] = False
-            continue
-        was, now = recorded[job.key], made(job)
-        exact[job.id] = was.maker == now.maker and all(exact[each] for each in plan.inputs(job.id))
-        if was.maker != now.maker:
+        was, now = recorded.get(job.key), made(job)  # the bundle may say nothing of what was removed before
+        is_same = was is not None and was.maker == now.maker
+        exact[job.id] = is_same and all(exact[each] for each in plan.inputs(job.id))
+        if was is not None and not is_same:
             makers[f"recorded: {_maker(was)}; here: {_maker(now)}"] = None
-        if was.files == now.files:
+        if was is not None and was.files == now.files:
             alike += 1
         else:
             if exact[job.id]:

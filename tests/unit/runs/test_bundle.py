@@ -311,7 +311,9 @@ ELSEWHERE = replace(HERE, arithmetic="another processor")
 FIRST, SECOND = "1" * 40, "2" * 40
 
 
-def repeated(path: Path, recorded: Maker, bytes_of_first: str, bytes_of_second: str, right: int = 50) -> Repeated:
+def repeated(
+    path: Path, recorded: Maker | None, bytes_of_first: str, bytes_of_second: str, right: int = 50
+) -> Repeated:
     """Two jobs, of which the second reads the first and evaluates, made here by `HERE`."""
     jobs = [Job(id=key[0], key=key, entry="", payload={}, stage="evaluate") for key in (FIRST, SECOND)]
     samples = [sample(row, correct=row < 50, reward=float(row < 50)) for row in range(100)]
@@ -320,7 +322,7 @@ def repeated(path: Path, recorded: Maker, bytes_of_first: str, bytes_of_second: 
     def made(key: str, digit: str, maker: Maker) -> Made:
         return Made({"samples.jsonl": FileSum(1, digit * 64)}, maker)
 
-    outputs = {key: made(key, "0", recorded) for key in (FIRST, SECOND)}
+    outputs = {key: made(key, "0", recorded) for key in (FIRST, SECOND) if recorded}
     write_bundle(
         path,
         {
@@ -350,6 +352,11 @@ def test_of_other_arithmetic_outcomes_count(path: Path) -> None:
     assert (within.alike, within.unlike, len(within.apart), len(within.makers)) == (0, [], 2, 1)
     assert not repeated(path, ELSEWHERE, "1", "1", right=0).is_sound(0.02)
     assert repeated(path, ELSEWHERE, "1", "1", right=0).is_sound(1.0)
+
+
+def test_outcomes_count_where_nothing_was_recorded_of_the_bytes(path: Path) -> None:
+    assert repeated(path, None, "0", "0").is_sound(0.02)
+    assert not repeated(path, None, "0", "0", right=0).is_sound(0.02)
 
 
 def test_an_open_pipe_in_the_place_of_a_bundle_is_not_waited_for(tmp_path: Path) -> None:
