@@ -210,7 +210,9 @@ def with_entries(
     if of is None:
         return [*settings]
     wanted = [looks for all_looks in standing.looks.values() for looks in all_looks] if standing else []
-    seen = max(of.seen, 1, *(wanted if standing else [before.evaluation.num_prompts]))
+    if standing is None or before.evaluation.also:  # checkpoints are evaluated on all prompts
+        wanted = [before.evaluation.num_prompts]
+    seen = max(of.seen, 1, *wanted)
     there = {name for name, algo in before.algos.items() if algo.enabled}
     beside = after.evaluation.also  # checkpoints, which do not race
     new = [name for name, algo in after.algos.items() if algo.enabled and name not in {*there, *beside}]

@@ -27,6 +27,7 @@ from pipeline.engine.store.store import Verified
 from pipeline.errors import ConfigError
 from pipeline.plan.graph import Job
 from pipeline.runs.origin import stopped_chains
+from pipeline.runs.race import Standing
 from tests.doubles.engine import job, plan_of
 
 SETTINGS = ["experiment.name=t", "device=cpu", "algos=[PITA,DPO]", "experiment.seeds=[0,1]", "algos.DPO.beta=0.2"]
@@ -191,6 +192,17 @@ def test_a_checkpoint_beside_a_race_does_not_race() -> None:
         race = load_config(said).experiment.race
         assert race is not None
         assert race.added == added
+
+
+def test_a_checkpoint_is_evaluated_on_all_prompts_so_what_comes_after_it_has_none_that_count() -> None:
+    standing = Standing(settings="", num_prompts=500, looks={"d/m/s0/DPO": [50]})
+    for beside, seen in (([], 50), (["evaluation.also={Other: org/other}"], 500)):
+        before = [*SETTINGS, "experiment.race={until: best}", *beside]
+        settings = after(Asked(verb="add", words=["algos=[KTO]"]), before)
+        said = with_entries(settings, load_config(before), load_config(settings), standing)
+        race = load_config(said).experiment.race
+        assert race is not None
+        assert race.added == {"KTO": seen}
 
 
 @pytest.mark.parametrize("word", ["output_dir=x", "experiment.name=x", "dry_run=true", "execution.workers=1"])
