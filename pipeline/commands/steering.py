@@ -209,9 +209,10 @@ def with_entries(
     of = before.experiment.race
     if of is None:
         return [*settings]
-    wanted = [looks for all_looks in standing.looks.values() for looks in all_looks] if standing else []
     if standing is None or before.evaluation.also:  # checkpoints are evaluated on all prompts
         wanted = [before.evaluation.num_prompts]
+    else:
+        wanted = [looks for all_looks in standing.looks.values() for looks in all_looks]
     seen = max(of.seen, 1, *wanted)
     there = {name for name, algo in before.algos.items() if algo.enabled}
     beside = after.evaluation.also  # checkpoints, which do not race
