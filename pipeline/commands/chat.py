@@ -5,6 +5,7 @@ hardly faster by the token, and takes longer to start than to answer. To serve m
 whose card has the commands.
 """
 
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from pipeline.commands.start import WRONG_REQUEST, complain
 from pipeline.commands.typed import OUTPUTS, Experiment, OutputDir, Stamp, examples
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.runs.loaded import choose_run, load_planned
-from pipeline.terminal.console import make_console, say
+from pipeline.terminal.console import Terminal, make_console, say
 from pipeline.terminal.streams import is_gone, printable
 
 if TYPE_CHECKING:
@@ -70,7 +71,24 @@ def chat(
     elif not asked.chat:
         told += " Its run asked it with plain texts, not with conversations as here."
     say(console, f"{told} Ctrl-C stops an answer; an empty line or Ctrl-D ends.")
-    return _talk(policy, max_tokens or policy.drawing.max_new_tokens, has_turns=has_turns)
+    log, handler = logging.getLogger("pipeline"), _Said(console)
+    log.addHandler(handler)
+    try:
+        return _talk(policy, max_tokens or policy.drawing.max_new_tokens, has_turns=has_turns)
+    finally:
+        log.removeHandler(handler)
+
+
+class _Said(logging.Handler):
+    """Says warnings to who talks."""
+
+    def __init__(self, console: Terminal) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say a warning in lines of its own."""
+        say(self._console, f"note: {record.getMessage()}")
 
 
 def _talk(policy: "Guided", limit: int, *, has_turns: bool) -> int:

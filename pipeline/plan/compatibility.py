@@ -133,7 +133,8 @@ def _why_own(wanted: Config, ours: Config, gpu: bool) -> str | None:
     if gpu:
         return "vLLM was not measured on a GPU"
     guides = any(algo.enabled and isinstance(algo, ValueAlgoConfig) for algo in wanted.algos.values())
-    for name, model in all_models(wanted).items():
+    for key, model in all_models(wanted).items():
+        name = as_typed(f"{key}.path=", (), wanted.evaluation.also).removesuffix("=").removesuffix(".path")
         others = [] if model.kind == "smollm2" or _is_llama(model, "reference") else [name]
         if guides and model.value_path is not None and not _is_llama(model, "value"):
             others.append(f"{name}.value_path")
