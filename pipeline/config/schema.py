@@ -792,6 +792,11 @@ class RaceConfig(Settings):
             yield f"{key}.metric={self.metric[:80]!r}: a race needs bounds of what it compares: {within}"
         if self.look is not None and self.look % size:
             yield f"{key}.look={self.look}: must be whole shards, a multiple of execution.shard_size={size}"
+        if self.rounds is not None and self.rounds > config.rounds_of_training:
+            yield (
+                f"{key}.rounds={self.rounds}: must be at most rounds_of_training={config.rounds_of_training}, or "
+                "null, as it says with how many of these rounds the race began"
+            )
         if config.execution.keep is not Keep.all:
             yield f"{key}: execution.keep={config.execution.keep.name} removes weights of later looks; use all"
         if evaluation.grown_from or config.experiment.looks:

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from pipeline.config.schema import Keep
 from pipeline.errors import PlanError
 from pipeline.foreign import ForeignDataError, converted, parse_json
@@ -72,6 +74,16 @@ class RecordedPlan:
         return self.sections.get(digest, {}) if isinstance(digest, str) else {}
 
 
+class _WithId(msgspec.Struct):
+    id: str
+
+
+class _Named(msgspec.Struct):
+    """Jobs as a plan has them, in a list."""
+
+    jobs: list[_WithId]
+
+
 def plan_text(
     plan: Plan, stored: Collection[str] = (), keep: Keep = Keep.all, become: Become | None = None
 ) -> str:
@@ -96,12 +108,12 @@ def parse_plan(text: str | bytes) -> RecordedPlan:
     """Parse a ``plan.json``; data of older or newer versions are ignored or empty.
 
     Raises:
-        PlanError: The text is not a plan.
+        PlanError: The text is not a plan; says why, and the caller which file it is.
     """
     try:
         return recorded(parse_json(text, infinite=True))  # a configuration may have eta=inf
     except ForeignDataError as error:
-        raise PlanError(f"this is no plan.json: {error}") from error
+        raise PlanError(str(error)) from error
 
 
 def recorded(data: Any) -> RecordedPlan:
@@ -111,11 +123,12 @@ def recorded(data: Any) -> RecordedPlan:
         PlanError: The data are not a plan.
     """
     try:
+        converted(data, _Named)
         plan = converted({**data, "jobs": {job["id"]: job for job in data["jobs"]}}, RecordedPlan)
-    except (ForeignDataError, KeyError, TypeError) as error:
-        raise PlanError(f"this is no plan.json: {error}") from error
+    except ForeignDataError as error:
+        raise PlanError(f"it is not a plan: {error}") from error
     if unknown := [job_id for edge in plan.edges for job_id in edge if job_id not in plan.jobs]:
-        raise PlanError(f"this is no plan.json: it has an edge of {unknown[0]!r}, which is none of its jobs")
+        raise PlanError(f"it is not a plan: it has an edge of {unknown[0]!r}, which is none of its jobs")
     return plan
 
 

@@ -129,5 +129,5 @@ def test_a_plan_with_wrong_fields_is_one_line_with_exit_code_2(tmp_path: Path) -
         run.folder.plan.write_text(json.dumps(wrong))
         result = CliRunner().invoke(app, ["status", "bad", "--output-dir", str(tmp_path)])
         assert result.exit_code == 2, result.output
-        assert "this is no plan.json: " in result.output.replace("\n", " ")
+        assert "plan.json" in result.output
         assert "Traceback" not in result.output

@@ -179,6 +179,20 @@ def test_a_plan_whose_keys_lead_elsewhere_is_refused(path: Path, key: str) -> No
         bundle.plan()
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [b"[" * 10_000, b"null", b"[]", b"{}", b'{"jobs": 3}', b'{"jobs": [3]}', b'{"jobs": [{}]}'],
+    ids=["nested", "null", "list", "no jobs", "a number of jobs", "a job that is none", "a job without an id"],
+)
+def test_what_is_wrong_with_a_plan_is_said_once_and_in_words(path: Path, plan: bytes) -> None:
+    write_bundle(path, {**MEMBERS, PLAN: plan})
+    with Bundle(path) as bundle, pytest.raises(BundleError) as told:
+        bundle.plan()
+    said = str(told.value)
+    assert said.count("this is no ") <= 1
+    assert not any(word in said for word in ("NoneType", "mapping", "subscriptable", "'jobs'"))
+
+
 def sample(row: int, number: int = 0, **fields: object) -> Sample:
     plain = Sample(row, number, f"p{row}", "secret text", 3, 1.0, True, 0.5, False)
     return replace(plain, **fields)

@@ -269,8 +269,9 @@ def test_one_that_adds_the_likeness_of_a_lucky_leader_claims_no_more() -> None:
         (["experiment.race={alpha: 1}"], r"race\.alpha"),
         (["experiment.race={added: {KTO: 100}}"], r"race\.added: .*KTO"),
         (["experiment.race={added: {DPO: 100}}"], "two algorithms"),
+        (["experiment.race={rounds: 9}", "rounds_of_training=2"], r"race\.rounds=9"),
     ],
-    ids=["bounds", "k", "shards", "weights", "grown", "looks", "alone", "level", "unknown", "all added"],
+    ids=["bounds", "k", "shards", "weights", "grown", "looks", "alone", "level", "unknown", "all added", "rounds"],
 )
 def test_what_no_race_can_be_with_is_refused(settings: list[str], key: str) -> None:
     base = ["experiment.name=t", "algos=[PITA,DPO]", "evaluation.num_samples=2"]
