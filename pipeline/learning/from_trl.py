@@ -269,6 +269,8 @@ OF_ALGORITHM = {
 """Arguments of one algorithm's configuration, which replace those of all."""
 _MADE_OF_NONE = {"disable_tqdm", "accelerator_config", "debug", "pad_to_multiple_of"}
 """Arguments that `transformers` has values for which a configuration was given none."""
+_ALWAYS = {"disable_dropout": True}
+"""Arguments that hold for every training here."""
 _OF_PAIRS = {"DPO", "ORPO", "RM", "SimPO"}
 _EXISTING = {*_OF_PAIRS, "KTO"}
 _DRAWING = {"Distilled", "GRPO", "RLOO"}
@@ -331,7 +333,7 @@ def from_trl(config: object, algo: str = "", devices: int = 1) -> FromTRL:
         told = found.told(_plain(value), about) if found and found.told else None
         if found is not None and told is not None:
             overrides += [f"{found.key}={_text(told)}"] if told != "" else []
-        elif value in (None, "") or name in _MADE_OF_NONE:
+        elif value in (None, "") or name in _MADE_OF_NONE or value == _ALWAYS.get(name):
             continue
         elif not is_default or (found and found.told):
             without.append(f"{name}={_plain(value)}" + (f" (see {found.key})" if found else ""))

@@ -83,6 +83,8 @@ def test_settings_are_those_of_the_object(algo: str, given: tuple[str, str, Any]
     ("algo", "given", "told"),
     [
         ("GRPO", {}, []),
+        ("Distilled", {"disable_dropout": True}, []),
+        ("DPO", {"disable_dropout": False}, ["disable_dropout=False"]),
         ("RLOO", {"reward_clip_range": (-1.0, 1.0)}, ["reward_clip_range=(-1.0, 1.0)"]),
         ("SimPO", {}, ["loss_type=sigmoid (see algos.SimPO.simpo_gamma)"]),
         ("Distilled", {"teacher_model_name_or_path": "gpt2"},

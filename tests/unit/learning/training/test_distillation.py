@@ -2,6 +2,8 @@
 
 import math
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,17 @@ def test_a_guided_teacher_has_the_probabilities_of_guided_decoding(
     found = taught(teacher)
     torch.testing.assert_close(found, by_step(teacher), rtol=0, atol=2e-5)
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(len(found)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [sampling.bernoulli_offset, sampling.expected_offset, sampling.preference_offset])
+@pytest.mark.parametrize("others", [Others.kept, Others.offset_zero])
+@torch.no_grad()
+def test_a_guide_of_infinite_eta_teaches_the_reference(others: Others, offset: Callable[..., Any]) -> None:
+    teacher = guided("gpt2", HeadType.q, others)
+    weak = replace(teacher, tilt=sampling.Tilt(offset(math.inf), top_k=4, others=others))
+    batch = batch_of(TEXTS, np.arange(len(TEXTS)), "cpu")
+    outputs, to_logits = scoring.supervised_outputs(teacher.model, batch)
+    torch.testing.assert_close(taught(weak), teacher.logprobs(to_logits(outputs), None), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", HeadType)
