@@ -235,8 +235,12 @@ def _tell_recomputed(found: Recomputed, console: Console) -> None:
         say(console, f"recomputed: all {count(found.alike, 'row')} of the tables follow from the outcomes")
     else:
         bad, unknown = len(found.differing), len(found.unknown)
-        said = f"{count(bad, 'row')} of {found.alike + bad + unknown:,} differ, and {unknown:,} cannot be checked"
-        say(console, f"NOT VERIFIED: {said}", "red")
+        told = [
+            f"of {count(found.alike + bad + unknown, 'row')} {bad:,} differ, and {unknown:,} cannot be checked",
+            f"{count(len(found.altered), 'file')} of outcomes altered" if found.altered else "",
+            count(len(found.problems), "problem") if found.problems else "",
+        ]
+        say(console, f"NOT VERIFIED: {'; '.join(filter(None, told))}", "red")
 
 
 def _tell_repeated(found: Repeated, tolerance: float, console: Console) -> None:

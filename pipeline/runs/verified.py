@@ -94,18 +94,24 @@ def recompute(bundle: Bundle, folder: Path) -> Recomputed:
     """
     plan, plain, store = bundle.plan(), bundle.settings(), Store(folder)
     found = Recomputed(results=bundle.results())
+    bundle.source()  # refused here, not after all that is computed
     found.altered = list(_altered(bundle))
     found.problems += list(_odd_keys(plan)) if has_settings(bundle) else []
     evaluation, rounds = _evaluation(bundle, plain)
-    for name, key, file in bundle.outcomes:
-        target = store.path(key) / file  # of a key and one of few names, as the pattern of members has them
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(bundle.read(name))
     measured = {place_of(row) for row in found.results.rows}
     own = {job.algo for job in plan.jobs.values() if has_own_code(job)}
     every = [job for job in plan.jobs.values() if job.stage == METRICS_STAGE]
     found.absent = [f"{job.chain}, round {job.round}" for job in every if place_of(job) not in measured]
     jobs, done = [job for job in every if place_of(job) in measured], list[Job]()
+    read = {key for job in jobs for keys in job.inputs.values() for key in keys}
+    beside = [name for name, key, _ in bundle.outcomes if key not in read]
+    if beside:  # not written, as a stranger may list a million
+        found.problems.append(f"no number rests on {count(len(beside), 'file')} of outcomes, first {beside[0]}")
+    for name, key, file in bundle.outcomes:
+        if key in read:
+            target = store.path(key) / file  # of a key and one of few names, as the pattern of members has them
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(bundle.read(name))
     for job in jobs:
         try:
             _measure(job, store, _of_job(plan, job, evaluation), plan.by_key)

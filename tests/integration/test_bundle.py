@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.runs.bundle import CONFIG, OUTPUTS, PLAN, RESULTS, Bundle, write_bundle
+from pipeline.runs.bundle import CONFIG, ORIGIN, OUTPUTS, PLAN, RESULTS, Bundle, write_bundle
 from tests.doubles.small_runs import INLINE, calm_run, run_here, with_reference
 
 
@@ -267,6 +267,37 @@ def test_a_page_tells_a_bound_from_a_divergence_and_counts_a_bundle_once(whole: 
     rows = [line for line in page.read_text().splitlines() if line.startswith("<tr><td class=number>")]
     assert [row.count(">≤ ") for row in rows if "<td>PITA</td>" in row] == [0, 1]
     assert [row.count(">≤ ") for row in rows if "<td>QSharp</td>" in row] == [0, 0]
+
+
+def test_a_method_without_a_value_is_on_the_page_and_has_no_place(whole: Path, tmp_path: Path) -> None:
+    def unscored(results: dict[str, Any]) -> None:
+        for row in results["pooled"]:
+            if row["algo"] == "PITA" and row["metric"] == "pass@1":
+                row["value"] = None
+
+    page = tmp_path / "board.html"
+    command("verify", changed(whole, tmp_path / "x.tar", unscored), "--page", str(page), code=1)
+    rows = [line for line in page.read_text().splitlines() if line.startswith("<tr><td class=number>")]
+    assert "<td>PITA</td>" in rows[-1]
+    assert "<td class=number>-</td>" in rows[-1].partition("pass@1")[2]
+    assert "<td>QSharp</td>" in "".join(rows[:-1])
+
+
+def test_outcomes_that_no_number_rests_on_are_told(whole: Path, tmp_path: Path) -> None:
+    every = members(whole)
+    data = every[outcome(whole)]
+    known = json.loads(every[OUTPUTS])
+    known["0" * 40] = known[outcome(whole).split("/")[1]]
+    other = {f"outcomes/{'0' * 40}/samples.jsonl": data, OUTPUTS: json.dumps(known).encode()}
+    write_bundle(tmp_path / "x.tar", {**every, **other})
+    assert "0" * 40 in command("verify", str(tmp_path / "x.tar"), code=1)
+
+
+def test_a_part_that_cannot_be_read_is_told_before_anything_is_computed(whole: Path, tmp_path: Path) -> None:
+    write_bundle(tmp_path / "x.tar", {**members(whole), ORIGIN: b"null"})
+    said = command("verify", str(tmp_path / "x.tar"), code=2)
+    assert ORIGIN in said
+    assert "recomputed" not in said
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Distillation: give a policy the next-token distributions of a teacher, over the whole vocabulary.
 
 The loss is that of TRL's `DistillationTrainer` (Agarwal et al., arXiv 2306.13649), and of its `GKDTrainer`, which
-leaves the temperature to the draws alone; tests compare them. A teacher guided by a value model differs from its reference by a few numbers for each token, its columns.
-These are computed once for each batch, and the reference's logits in each step.
+leaves the temperature to the draws alone; tests compare them. A teacher guided by a value model differs from its
+reference by a few numbers for each token, its columns. These are computed once for each batch, and the reference's
+logits in each step.
 
 Shapes: N sequences, B of them in a micro-batch, T positions, M supervised tokens, V tokens of the vocabulary, K
 candidates of guidance.

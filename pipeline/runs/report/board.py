@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,7 +13,7 @@ from pipeline.config.tables import is_mean
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.plan.recorded import RecordedPlan
 from pipeline.runs.bundle import Source
-from pipeline.runs.record import PRIMARY_METRICS, PooledRow, Results, by_method
+from pipeline.runs.record import PRIMARY_METRICS, ByMetric, PooledRow, Results
 from pipeline.runs.report.format import decimal, interval
 from pipeline.terminal.streams import on_one_line
 
@@ -65,16 +66,13 @@ def board_page(entries: Sequence[Entry]) -> str:
     entries = list({entry.digest: entry for entry in entries}.values())  # a bundle that is given twice counts once
     groups: dict[tuple[str, str, str], list[_Ranked]] = {}
     for entry in entries:
-        for (dataset, model), methods in by_method(entry.results.pooled).items():
-            if is_mean(dataset):
+        for (dataset, model, _), cell in _last(entry.results.pooled).items():
+            metric = next((name for name in PRIMARY_METRICS if name in cell), None)
+            if metric is None or is_mean(dataset):
                 continue
-            alike = _protocol(entry, dataset, model)
-            for rounds in methods.values():
-                cell = rounds[max(rounds)]
-                metric = next((name for name in PRIMARY_METRICS if name in cell), None)
-                if metric is not None and cell[metric].value is not None:
-                    ranked = _Ranked(entry, cell[metric], cell.get("kl_per_sequence"))
-                    groups.setdefault((dataset, model, f"{alike} {metric}"), []).append(ranked)
+            ranked = _Ranked(entry, cell[metric], cell.get("kl_per_sequence"))
+            protocol = f"{_protocol(entry, dataset, model)} {metric}"
+            groups.setdefault((dataset, model, protocol), []).append(ranked)
     parts = [_table(place, ranked) for place, ranked in sorted(groups.items())]
     policy = f"default-src 'none'; style-src 'sha256-{_hash(_STYLE)}'"
     return (
@@ -86,6 +84,17 @@ def board_page(entries: Sequence[Entry]) -> str:
         f"nothing apart. A KL with ≤ is an upper bound. Bundles that are not verified come last.</p>\n"
         f"{''.join(parts)}{_bundles(entries)}</body></html>\n"
     )
+
+
+def _last(pooled: Iterable[PooledRow]) -> dict[tuple[str, str, str], ByMetric]:
+    """Return dataset, model and method -> its numbers after its last round, also those without a value."""
+    found: dict[tuple[str, str, str], dict[str, PooledRow]] = {}
+    for row in sorted(pooled, key=lambda row: row.round):
+        cell = found.setdefault((row.dataset, row.model, row.algo), {})
+        if any(other.round < row.round for other in cell.values()):
+            cell.clear()
+        cell[row.metric] = row
+    return dict(found)
 
 
 def _hash(text: str) -> str:
@@ -111,9 +120,9 @@ def _without_seeds(section: Any) -> Any:
 
 def _table(place: tuple[str, str, str], ranked: Iterable[_Ranked]) -> str:
     dataset, model, alike = place
-    order = sorted(ranked, key=lambda one: (not one.entry.is_sound, -(one.row.value or 0.0), one.entry.name))
-    values = [one.row.value or 0.0 for one in order if one.entry.is_sound]
-    rows = "".join(_row(1 + sum(value > (one.row.value or 0.0) for value in values), one) for one in order)
+    order = sorted(ranked, key=lambda one: (not one.entry.is_sound, -_value(one), one.entry.name))
+    values = [_value(one) for one in order if one.entry.is_sound]
+    rows = "".join(_row(1 + sum(value > _value(one) for value in values), one) for one in order)
     head = "".join(f"<th>{heading}</th>" for heading in (*_HEADINGS, "bundle"))
     protocol = alike.partition(" ")[0]
     return (
@@ -122,16 +131,20 @@ def _table(place: tuple[str, str, str], ranked: Iterable[_Ranked]) -> str:
     )
 
 
+def _value(one: _Ranked) -> float:
+    return -math.inf if one.row.value is None else one.row.value
+
+
 def _row(number: int, one: _Ranked) -> str:
     row, kl = one.row, one.kl
     difference = "" if row.difference is None else decimal(row.difference, "+")
     at_most = "≤ " if one.entry.results.bounded_among([row.algo]) else ""
     apart = f"{difference} {interval(row.difference_low, row.difference_high, '+')}".strip()
     cells = [
-        (str(number) if one.entry.is_sound else "-", True),
+        (str(number) if one.entry.is_sound and row.value is not None else "-", True),
         (row.algo, False),
         (row.metric, False),
-        (decimal(row.value or 0.0), True),
+        ("-" if row.value is None else decimal(row.value), True),
         (interval(row.ci_low, row.ci_high), True),
         (apart, True),
         ("" if kl is None or kl.value is None else f"{at_most}{decimal(kl.value)}", True),

@@ -115,7 +115,9 @@ def test_a_guided_teacher_has_the_probabilities_of_guided_decoding(
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(len(found)), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("offset", [sampling.bernoulli_offset, sampling.expected_offset, sampling.preference_offset])
+@pytest.mark.parametrize(
+    "offset", [sampling.bernoulli_offset, sampling.expected_offset, sampling.preference_offset]
+)
 @pytest.mark.parametrize("others", [Others.kept, Others.offset_zero])
 @torch.no_grad()
 def test_a_guide_of_infinite_eta_teaches_the_reference(others: Others, offset: Callable[..., Any]) -> None:
