@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pipeline.commands import request as requests
 from pipeline.commands.request import Request
-from pipeline.config.schema import Config, DryRun, ModelConfig
+from pipeline.config.schema import AlgoConfig, Config, DryRun, ModelConfig, continued_from
 from pipeline.engine.run_jobs import run_jobs, update_durations
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
@@ -85,15 +85,21 @@ def small_version(config: Config, part: float, times: int = 1) -> Config:
         one = model.with_reference(model.references[0])
         return replace(one, steps=few(one.steps, _STEPS)) if isinstance(one, TinyModelConfig) else one
 
+    def from_first(algo: AlgoConfig) -> AlgoConfig:
+        return algo if algo.continues is None else replace(algo, continues=f"{continued_from(algo)[0]}@1")
+
     collected = replace(
         config.data_collection, prompts_per_round=few(config.data_collection.prompts_per_round, batch)
     )
+    # It has two rounds and one seed, whatever chains a race or a user has ended after which round.
+    experiment = replace(config.experiment, seeds=config.experiment.seeds[:1], race=None, looks={}, last_rounds={})
     each = -(-batch // evaluation.num_samples)
     return replace(
         config,
         dry_run=DryRun.false,
         rounds_of_training=min(2, config.rounds_of_training),
-        experiment=replace(config.experiment, seeds=config.experiment.seeds[:1]),
+        experiment=experiment,
+        algos={name: from_first(algo) for name, algo in config.algos.items()},
         data_collection=collected,
         evaluation=replace(evaluation, num_prompts=few(evaluation.num_prompts, each), grown_from=[]),
         execution=replace(config.execution, store=None, shared_store=None, priority=None),

@@ -97,15 +97,20 @@ def run_experiment(
         _tried(request, stored, console)
         check(stored)
         if config.dry_run is DryRun.measure and stored.missing:
-            if code := _measured(request, stored, console):
+            unsettled, missing = _unsettled(request, given, there)
+            if code := _measured(unsettled, missing, console):
                 return code
-            planned = requests.prepare(config, given).plan
+            planned = requests.prepare(request.asked or config, given).plan
             request = replace(request, plan=planned if chains is None else planned.up_to(request.plan.jobs))
         told = forecast.forecast(request, stored.missing)
         requests.print_plan(request, stored, told.timed, console)
         tell_race(request, console)
         if stored.missing:
-            forecast.tell_time(request, told, console, _without_race(request, config, given, there))
+            whole = None
+            if request.standing is not None:
+                unsettled, missing = _unsettled(request, given, there)
+                whole = unsettled, forecast.forecast(unsettled, missing)
+            forecast.tell_time(request, told, console, whole)
         return 0
 
     # A run that is refused leaves no folder of a store; where there is one, what it holds is looked at first.
@@ -132,20 +137,18 @@ def run_experiment(
             return carry_out(replace(request, devices=lease.devices, lease=lease), stored, verified, console)
 
 
-def _without_race(
-    request: Request, config: Config, given: Sequence[str], there: Collection[str]
-) -> tuple[Request, forecast.Forecast] | None:
-    """Return what a race carries out if no pair settles, and its time; None without a race."""
-    if config.experiment.race is None:
-        return None
-    calm = replace(config, experiment=replace(config.experiment, race=None))
-    whole = replace(requests.prepare(calm, given, request.devices), is_elsewhere=request.is_elsewhere)
-    missing = requests.look_up(whole, lambda key: request.store.problem(key, checksums=False), there).missing
-    return whole, forecast.forecast(whole, missing)
+def _unsettled(request: Request, given: Sequence[str], there: Collection[str]) -> tuple[Request, list[str]]:
+    """Return all that a request carries out, of a race if no other pair settles, and its missing jobs."""
+    if request.standing is not None:
+        calm = request.standing.unsettled(request.config)
+        whole = requests.prepare(calm, given, request.devices)
+        request = replace(whole, is_elsewhere=request.is_elsewhere)
+    looked_up = requests.look_up(request, lambda key: request.store.problem(key, checksums=False), there)
+    return request, looked_up.missing
 
 
-def _measured(request: Request, stored: Stored, console: Console) -> int:
-    """Measure the jobs to run on the request's devices; the exit code.
+def _measured(request: Request, missing: list[str], console: Console) -> int:
+    """Measure the kinds of missing jobs on the request's devices; the exit code.
 
     Raises:
         PipelineError: The devices are not here, or others hold them.
@@ -161,7 +164,7 @@ def _measured(request: Request, stored: Stored, console: Console) -> int:
         StopSignals() as signals,
     ):
         leased_to = replace(request, devices=lease.devices)
-        ended = measure.measure(leased_to, stored.missing, Path(folder), signals, console)
+        ended = measure.measure(leased_to, missing, Path(folder), signals, console)
     return start.INTERRUPTED_BY[ended] if ended else 0
 
 

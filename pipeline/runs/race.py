@@ -106,6 +106,16 @@ class Standing:
         experiment = replace(config.experiment, looks=self.looks, last_rounds=last_rounds)
         return replace(config, experiment=experiment)
 
+    def unsettled(self, config: Config) -> Config:
+        """Return the request, without a race, of all that it carries out if no other pair settles."""
+        # Rounds that are not named are evaluated on all prompts.
+        decided = {
+            name: looks[: self.open_from.get(name, len(looks) + 1) - 1] for name, looks in self.looks.items()
+        }
+        looks = {name: of for name, of in decided.items() if of}
+        applied = self.applied(config).experiment
+        return replace(config, experiment=replace(applied, race=None, looks=looks))
+
     @property
     def open_from(self) -> dict[str, int]:
         """Return chain -> its first round that may yet be evaluated on more prompts."""

@@ -47,6 +47,10 @@ def told(request: Request) -> Forecast:
     return forecast(request, look_up(request, lambda _: "not there").missing)
 
 
+def kinds_of(request: Request) -> set[str]:
+    return {duration_name(job) for job in request.plan.jobs.values()}
+
+
 def test_nothing_is_told_before_such_jobs_were_timed(tmp_path: Path) -> None:
     found = told(asked(tmp_path, *CPU))
     assert (found.timed, found.interval_s()) == ((), None)
@@ -149,7 +153,8 @@ def test_a_budget_is_told_by_the_rows_that_it_is_enough_for(tmp_path: Path) -> N
 
 
 def test_a_race_is_told_with_all_that_it_does_if_no_pair_settles(tmp_path: Path) -> None:
-    race = ("experiment.race={until: best}", "algos=[PITA,DPO]", "evaluation.num_prompts=120", "dry_run=true")
+    small = ("algos=[PITA,DPO]", "evaluation.num_prompts=120", "execution.shard_size=20", "dry_run=true")
+    race = ("experiment.race={until: best}", *small)
     record(asked(tmp_path, *CPU, *race[1:]), 3600.0)
     calm = asked(tmp_path, *CPU, *race[1:])
     printed = io.StringIO()
@@ -182,7 +187,7 @@ def test_two_sizes_tell_the_seconds_of_a_third() -> None:
 def test_a_small_version_has_the_same_kinds_of_jobs(tmp_path: Path) -> None:
     request = asked(tmp_path, *CPU, "experiment.seeds=[3,4]", "rounds_of_training=4")
     small = prepare(small_version(request.config, 0.0))
-    kinds, few = ({duration_name(job) for job in one.plan.jobs.values()} for one in (request, small))
+    kinds, few = kinds_of(request), kinds_of(small)
     assert few == kinds
     assert sum(job.size_s for job in small.plan.jobs.values()) < sum(
         job.size_s for job in request.plan.jobs.values()
@@ -190,11 +195,30 @@ def test_a_small_version_has_the_same_kinds_of_jobs(tmp_path: Path) -> None:
     assert small_version(request.config, 1.0).data_collection == request.config.data_collection
 
 
-def test_measuring_leaves_nothing_but_times(tmp_path: Path) -> None:
-    printed = run_here(tmp_path / "o", "dry_run=measure", "algos=[PITA]", "rounds_of_training=1")
-    assert "not known" not in printed
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["experiment.race={until: best}", "execution.shard_size=20", "evaluation.num_prompts=100"],
+        ["experiment.last_rounds={addition/tiny/s4/PITA: 1}", "experiment.looks={DPO: [20]}"],
+        [
+            "algos.Late.class_path=pipeline.learning.algos.dpo:DPO",
+            "algos.Late.continues=DPO@3",
+            "rounds_of_training=4",
+        ],
+    ],
+    ids=["race", "ended", "continued"],
+)
+def test_a_small_version_is_one_whatever_chains_end_or_begin_when(settings: list[str], tmp_path: Path) -> None:
+    request = asked(tmp_path, *CPU, "algos=[PITA,DPO]", "experiment.seeds=[3,4]", *settings)
+    assert kinds_of(prepare(small_version(request.config, 0.0))) >= kinds_of(request)
+
+
+@pytest.mark.parametrize("race", ["null", "{until: best}"])
+def test_measuring_leaves_nothing_but_times(race: str, tmp_path: Path) -> None:
+    settings = ["algos=[PITA,RAFT]", "rounds_of_training=1", f"experiment.race={race}", "execution.shard_size=10"]
+    assert "not known" not in run_here(tmp_path / "o", "dry_run=measure", *settings)
     assert [path.name for path in (tmp_path / "o").rglob("*")] == [".store", "durations.json"]
-    assert "not known" not in run_here(tmp_path / "o", "dry_run=true", "algos=[PITA]", "rounds_of_training=1")
+    assert "not known" not in run_here(tmp_path / "o", "dry_run=true", *settings)
 
 
 def test_a_dry_run_is_a_choice_or_a_truth_value() -> None:
