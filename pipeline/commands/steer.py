@@ -194,7 +194,7 @@ def _after(run: LoadedRun, asked: Asked) -> tuple[Config, list[str], list[str]]:
         config = steering.composed(made.command, settings)
     config.output_dir = str(run.folder.path.parent.parent)  # wherever this command is typed
     request = requests.prepare(config, settings, devices=_like_those_of(made.devices))
-    steering.check_unchanged(run.jobs, request.plan)
+    steering.check_unchanged(run.jobs, request.plan, asked if is_race else None)
     steering.check_resumed(asked, before, request.config)
     if asked.verb != "stop":
         steering.check_kept(run.jobs.values(), request.plan)

@@ -430,13 +430,23 @@ def command_after(command: Sequence[str], before: Sequence[str], settings: Seque
     return [*(word for word in command if word not in before), *settings]
 
 
-def check_unchanged(before: Mapping[str, Job], plan: Plan) -> None:
+def check_unchanged(before: Mapping[str, Job], plan: Plan, in_race: Asked | None = None) -> None:
     """Refuse a plan that would compute something else under the name of a job.
+
+    Args:
+        before: The jobs so far.
+        plan: The plan.
+        in_race: The request to a race that makes this plan.
 
     Raises:
         ConfigError: It would.
     """
     changed = [job for job in plan.jobs.values() if job.id in before and before[job.id].key != job.key]
+    if changed and in_race is not None and in_race.verb == "stop":
+        raise ConfigError(
+            f"{in_race}: what it has shown in a round that it has not finished counts for others already, and "
+            f"{changed[0].id} would change. --after-round lets it finish that round"
+        )
     if changed:
         raise ConfigError(
             f"this would change {changed[0].id}, and {len(changed):,} jobs in all: by settings, data or code, "
@@ -577,6 +587,8 @@ class Steered:
                 settings = with_entries(settings, before.asked or before.config, config, before.standing)
             request = _prepared(before, settings)
             check_resumed(asked, before.config, request.config)
+            if before.standing is not None:
+                check_unchanged(jobs, request.plan, asked)
             if asked.verb != "stop":
                 check_kept(jobs.values(), request.plan)
         return self._with(change, request, state, levels)

@@ -1,6 +1,7 @@
 """What a request to a run means: its settings afterwards."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pipeline.commands.steering import (
     ask,
     chains_of,
     check_kept,
+    check_unchanged,
     matching,
     rounds_of,
     settings_after,
@@ -182,6 +184,17 @@ def test_rounds_are_told_by_their_jobs() -> None:
     # In a race the plan has a part of the round that is not decided, while later ones may be trained already.
     assert rounds_of(jobs, set(jobs), set(), {"d/m/s0/A": 2}) == {"d/m/s0/A": [1, 2]}
     assert matching("A", chains_of(jobs.values())) == matching("s0/A", chains_of(jobs.values())) == ["d/m/s0/A"]
+
+
+def test_a_stop_that_would_undo_what_a_race_has_decided_says_how_to_stop_later() -> None:
+    before, after_it = plan_of(job("a")), plan_of(replace(job("a"), key="f" * 40))
+    check_unchanged(before.jobs, before, Asked(verb="stop", chain="DPO"))
+    with pytest.raises(ConfigError, match="--after-round"):
+        check_unchanged(before.jobs, after_it, Asked(verb="stop", chain="DPO"))
+    for asked in (None, Asked(verb="add", words=["rounds_of_training=3"])):
+        with pytest.raises(ConfigError) as refused:
+            check_unchanged(before.jobs, after_it, asked)
+        assert "--after-round" not in str(refused.value)
 
 
 def test_a_checkpoint_beside_a_race_does_not_race() -> None:
