@@ -27,7 +27,7 @@ from pipeline.config import load
 from pipeline.config.plain import brief, default_values, refuse_all, to_plain
 from pipeline.config.schema import AlgoConfig, Backend, Config, continued_from
 from pipeline.config.tables import ALGORITHMS, choices_of, point_of
-from pipeline.engine.devices import select
+from pipeline.engine.devices import inventory, select
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.run_jobs import read_peaks
 from pipeline.engine.scheduler import reactions
@@ -501,7 +501,7 @@ class Steered:
             verified: Notes on which outputs are intact.
             on_change: Called once another plan is written, and before it is followed.
         """
-        self.request = request
+        self.request = self._begun = request
         self._run, self._verified, self._on_change = run, verified, on_change
         self._levels: dict[str, int] = {}
         self._devices = list(request.used_devices)
@@ -613,13 +613,8 @@ class Steered:
             PipelineError: It is not possible.
         """
         request, execution = self.request, self.request.execution
-        if execution.backend is not Backend.local:
-            where = (
-                "Ray places the workers"
-                if execution.backend is Backend.ray
-                else "jobs run in the engine's process"
-            )
-            raise ConfigError(f"the devices of this run stay: {where} ({execution.backend.value})")
+        if execution.backend is Backend.inline:
+            raise ConfigError("the devices of this run stay: jobs run in the engine's process (inline)")
         known, come, back = list(self._devices), list[int](), list[int]()
         for word in words:
             if not re.fullmatch(r"[+-][\w-]+", word):
@@ -635,13 +630,20 @@ class Steered:
             come.append(known.index(device))
         if len({*come, *back}) < len(words):
             raise ConfigError("a device is named twice")
-        left = [at for at in state.usable_devices() if at not in back] + come
-        if not left:
-            raise ConfigError(
-                "the last device that takes jobs cannot be given back: `pipeline stop` ends chains, Ctrl-C the "
-                "run. Or take another one in the same request, as +1 -0"
-            )
         new = [at for at in come if at not in self._back - self._released]
+        gone = self._back.difference(come).union(back)
+        waiting = set(state.waiting_devices())
+        if execution.backend is Backend.ray:
+            waiting.update(new)
+            self._place_on_ray(known, new, gone)
+        left = [at for at in state.usable_devices() if at not in back] + come
+        if not waiting.issuperset(back):  # none that takes jobs goes for the sake of one that may never do
+            left = [at for at in left if at not in waiting]
+        if not left:
+            waits = ", ".join(known[at].label for at in sorted(waiting - gone))
+            remedy = "`pipeline stop` ends chains, Ctrl-C the run. Or take another one first, as +1"
+            why = f"{waits} must have room on the Ray cluster first" if waits else remedy
+            raise ConfigError(f"the last device that takes jobs cannot be given back: {why}")
         places = dict(enumerate(state.layout.places))
         places |= {at: select.make_layout([known[at]], execution).places[0] for at in new}
         if back:  # running jobs keep what they have
@@ -651,9 +653,39 @@ class Steered:
         if new and request.lease is not None:
             name, gpus = request.config.experiment.name, [known[at] for at in new]
             request.lease.add(select.LeaseSet.acquire(gpus, experiment=name, how_to_wait=""))
-        self._devices, self._back = known, self._back.difference(come).union(back)
+        self._devices, self._back = known, gone
         self._released.difference_update(come)
         return replace(change, come={at: (known[at], places[at]) for at in come}, back=back)
+
+    def _place_on_ray(self, known: list[inventory.Device], new: Collection[int], gone: Collection[int]) -> None:
+        """Put devices that come on a node of their own number, if the cluster has room for them.
+
+        Args:
+            known: All devices that the run has or had, and is to have.
+            new: Those of them that come.
+            gone: Those that are given back.
+
+        Raises:
+            PipelineError: The cluster has no such devices, or keeps some together.
+        """
+        from pipeline.engine.workers.on_ray import check_room  # most runs have no use for it
+
+        node = 1 + max(device.node for device in known)
+        for at in new:
+            known[at] = replace(known[at], node=node)
+        # A placement group holds all its devices until the last one is given back.
+        together = any(job.devices > 1 for job in self._begun.plan.jobs.values())
+        for group in {device.node for device in known} if together else ():
+            own = [at for at, device in enumerate(known) if device.node == group]
+            if 0 < len({*own} & {*gone}) < len(own):
+                labels = ", ".join(known[at].label for at in own)
+                raise ConfigError(
+                    f"{labels}: Ray keeps these on one node for jobs of several devices; give back all or none"
+                )
+        if new:
+            kept = [device for at, device in enumerate(known) if at not in gone]
+            begun, threads = self._begun.used_devices, self._begun.config.system.cpu_threads
+            check_room(self._begun.execution, threads, kept, begun, together=together)
 
     def gave_back(self, device: int) -> None:
         """Let other runs have a device."""

@@ -49,7 +49,7 @@ _Id = Annotated[str, Meta(min_length=1, max_length=4096)]
 FOLLOWS_FROM_STORE = frozenset(
     {
         *("JobStarted", "JobFinished", "JobFoundStored", "JobWaits", "JobStopped"),
-        *("WorkerStarted", "WorkerExited"),
+        *("WorkerStarted", "WorkerExited", "WorkerWaits"),
     }
 )
 """Events that may be lost with the power: the store shows what is done, and no worker is alive. All other events

@@ -259,7 +259,8 @@ class LiveRun:
             work_s += left_s[job.id] * self._places[job.id]
             spent_s += max(0.0, whole_s - left_s[job.id]) * self._places[job.id]
         self.is_known = known_s >= _KNOWN * planned_s
-        usable = [not worker.leaves and worker.status != "quarantined" for worker in self.view.workers.values()]
+        away = ("quarantined", "waiting")
+        usable = [not worker.leaves and worker.status not in away for worker in self.view.workers.values()]
         workers = sum(usable) or self._workers
         longest_s = max(self._plan.longest_paths(left_s).values(), default=0.0)
         self.remaining_s = max(0.0, longest_s, work_s / workers)

@@ -178,8 +178,8 @@ class WorkerView:
         pid: Id of its present process; 0 where there is none.
         job_id: The job that it runs, or "".
         lent_to: The job of another worker that has its device, or "".
-        status: ``starting``, ``idle``, ``gone``, ``quarantined``, or ``given back`` as its device is, whether or
-            not it has a job.
+        status: ``starting``, ``waiting`` for a place on a cluster, ``idle``, ``gone``, ``quarantined``, or ``given
+            back`` as its device is, whether or not it has a job.
         leaves: Whether its device is given back once its job is over.
         rss_bytes: Resident memory at the last heartbeat.
         gpu: Its GPU at the last heartbeat; None without one, or without a driver that tells.
@@ -383,6 +383,11 @@ class RunView:
         """The machines that its workers were on last; empty where nobody has to tell them apart."""
         return {worker.node for worker in self.workers.values() if worker.node}
 
+    @property
+    def started_workers(self) -> list[WorkerView]:
+        """Return the workers that have, or had, a process."""
+        return [worker for worker in self.workers.values() if worker.device]
+
     def having(self, status: str) -> list[JobView]:
         """Return jobs with a status, in plan order."""
         return [job for job in self.jobs.values() if job.status == status]
@@ -477,6 +482,8 @@ class RunView:
         match name:
             case "WorkerStarting":
                 worker.status = "starting"
+            case "WorkerWaits":
+                worker.status = "waiting"
             case "WorkerStarted":
                 worker.pid, worker.status, worker.job_id = int(event.get("pid") or 0), "idle", ""
                 worker.device, worker.node = str(event.get("device", "")), str(event.get("node", ""))

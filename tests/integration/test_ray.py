@@ -7,6 +7,7 @@ their own, and nobody else's Ray is touched.
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -23,8 +24,12 @@ from typer.testing import CliRunner
 from pipeline.__main__ import app
 from pipeline.config.schema import Backend, RayConfig
 from pipeline.engine.devices.inventory import cpu_slots
+from pipeline.engine.journal import read_journal
+from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.workers import on_ray
 from pipeline.errors import has_package
 from pipeline.machine import descendants
+from pipeline.runs.loaded import LoadedRun
 from tests.doubles import small_runs
 from tests.doubles.engine import Engine, job
 from tests.doubles.ray_cluster import RayCluster, environment, ray_cluster, raylet
@@ -93,23 +98,139 @@ def test_a_run_on_ray_is_changed_while_it_goes_on_as_one_without(cluster: RayClu
                 PATIENCE_S,
             )
             for words in (
-                ["devices", "t", "-1"],
                 ["clone", "t", "DPO", "--as", "Two", "algos.Two.epochs=2"],
                 ["stop", "t", "QSharp"],  # which would take longest
             ):
-                said = CliRunner().invoke(app, [*words, "--output-dir", str(output)])
-                is_refused = "Ray places the workers" in " ".join(said.output.split())
-                assert (said.exit_code, is_refused) == ((2, True) if words[0] == "devices" else (0, False)), (
-                    said.output
-                )
+                say(output, *words)
             assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
     assert small_runs.events(output, "JobStopped") == ["addition/tiny/s0/QSharp/r1/train"]
-    line = shlex.split(CliRunner().invoke(app, ["command", "t", "--output-dir", str(output)]).output)
+    line = shlex.split(say(output, "command", "t"))
     without = ("experiment.name=", "output_dir=", "execution.")
     small_runs.run(calm, *[word for word in line[2:] if not word.startswith(without)])
     assert small_runs.results(calm) == small_runs.results(output)
+
+
+def say(output: Path, *words: str, code: int = 0) -> str:
+    said = CliRunner().invoke(app, [*words, "--output-dir", str(output)])
+    assert said.exit_code == code, said.output
+    return " ".join(said.output.split())
+
+
+@pytest.fixture
+def other(cluster: RayCluster) -> Iterator[Any]:
+    """Ray, as another user of the cluster has it."""
+    ray = on_ray.library()
+    ray.init(address=cluster.address, namespace="other", configure_logging=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+def taken_by(ray: Any, **resources: float) -> Any:
+    """An actor of another user, once it is there."""
+
+    class Other:
+        def answer(self) -> bool:
+            return True
+
+    actor = ray.remote(**{"num_cpus": 0, **resources})(Other).remote()
+    assert ray.get(actor.answer.remote(), timeout=PATIENCE_S)
+    return actor
+
+
+def free_gpus(ray: Any) -> int:
+    return int(ray.available_resources().get("GPU", 0))
+
+
+def test_devices_go_to_other_users_of_the_cluster_and_come_back_while_a_run_goes_on(
+    cluster: RayCluster,
+    other: Any,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    output, calm, gate = tmp_path / "ray" / "outputs", tmp_path / "calm" / "outputs", tmp_path / "gate"
+    monkeypatch.setenv("GATE", str(gate))  # of the engine as well: keys cover what jobs read
+    base = small_runs.with_reference(tmp_path_factory, output)
+    small_runs.with_reference(tmp_path_factory, calm)
+    base += ["device=cpu", "rounds_of_training=2"]
+    gate.touch()
+    base += [f"execution.ray.address={cluster.address}", "execution.ray.resources={GPU: 2}"]
+    base += ["execution.backend=ray", f"execution.ray.runtime_env={{env_vars: {{GATE: {gate}}}}}"]
+
+    def running() -> set[int]:
+        """Workers of the jobs that wait for the gate."""
+        found = LoadedRun(RunFolder((output / "t" / "latest").resolve())).view.running()
+        return {one.worker for job_id, one in found.items() if "/r2/count" in job_id}
+
+    def waiting() -> list[int]:
+        return [one["worker"] for one in json.loads(say(output, "status", "t", "--json"))["waiting_devices"]]
+
+    def started(*settings: str) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(small_runs.command(output, *base, *settings), cwd=output.parent)
+        wait_for(lambda: (output / "t" / "latest" / "journal.jsonl").exists() and len(running()) == 3, PATIENCE_S)
+        return process
+
+    with started("execution.workers=5") as process:  # one more than the cluster has room for
+        try:
+            (waits,) = waiting()
+            assert "wait for room on the Ray cluster" in say(output, "status", "t")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 130
+        finally:
+            process.kill()
+    assert waits not in {int(index) for index in small_runs.events(output, "WorkerStarted", key="worker")}
+    wait_for(lambda: free_gpus(other) == 8, PATIENCE_S)
+
+    with started("execution.workers=4") as process:
+        try:
+            (idle,) = {*range(4)} - running()
+            busy = sorted(running())
+            assert "room for 4 in all" in say(output, "devices", "t", "+4", code=2)
+            assert "names no device" in say(output, "devices", "t", "-7", code=2)
+            assert free_gpus(other) == 0
+            say(output, "devices", "t", f"-{idle}")
+            wait_for(lambda: free_gpus(other) == 2, PATIENCE_S)
+            theirs = taken_by(other, num_gpus=2)
+            assert process.poll() is None
+
+            say(output, "devices", "t", "+4")
+            wait_for(lambda: waiting() == [4], PATIENCE_S)
+            all_others = [f"-{index}" for index in busy]
+            assert "cpu slot 4 must have room" in say(output, "devices", "t", *all_others, code=2)
+            other.kill(theirs)
+            wait_for(lambda: waiting() == [], PATIENCE_S)
+            say(output, "devices", "t", *all_others)  # once their jobs are over
+            say(output, "devices", "t", f"+{idle}")
+            wait_for(lambda: waiting() == [idle], PATIENCE_S)
+            assert len(running()) == 3
+            gate.unlink()
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+    last = [event for event in read_journal(output / "t" / "latest" / "journal.jsonl") if "worker" in event]
+    after = [event["worker"] for event in last if event["event"] == "JobStarted"][3:]
+    assert {*after[-2:]} <= {4, idle}
+    wait_for(lambda: free_gpus(other) == 8, PATIENCE_S)
+    wait_for(lambda: not any(cluster.actors(node) for node in cluster.nodes), PATIENCE_S)
+    small_runs.run(calm, *base)
+    assert small_runs.results(calm) == small_runs.results(output)
+
+
+def test_devices_that_ray_keeps_on_one_node_are_free_once_all_of_them_are_released(
+    cluster: RayCluster, other: Any
+) -> None:
+    slots = [replace(slot, node=slot.index // 2) for slot in cpu_slots(3)]
+    site = on_ray.RaySite(RayConfig(address=cluster.address), {"GPU": 1.0}, slots, together=True)
+    with site:
+        actors = [site.actor(index, {})[0] for index in range(3)]
+        wait_for(lambda: free_gpus(other) == 5, PATIENCE_S)
+        site.release(2, actors[2])
+        site.release(0, actors[0])
+        wait_for(lambda: free_gpus(other) == 6, PATIENCE_S)
+        site.release(1, actors[1])
+        wait_for(lambda: free_gpus(other) == 8, PATIENCE_S)
 
 
 DRIVER = """

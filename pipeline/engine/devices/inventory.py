@@ -117,7 +117,8 @@ class Device:
     Attributes:
         kind: GPU, MIG slice or CPU slot.
         index: Number of the GPU in PCI bus order, or of the slot.
-        uuid: UUID of the GPU, which does not depend on the order of devices; None for a CPU slot.
+        uuid: UUID of the GPU, which does not depend on the order of devices; None for a CPU slot, and for a GPU
+            that Ray chooses.
         name: Product name.
         memory_total_bytes: Total memory, used or not; for a CPU slot the memory of the whole machine.
         slice_index: Number of the MIG slice on its GPU; None for a whole GPU.

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -182,7 +182,7 @@ class LeaseSet:
         on_wait: Callable[[str], None] | None = None,
         how_to_wait: str = "execution.wait_for_devices=true",
     ) -> LeaseSet:
-        """Take devices, all or none. CPU slots need no lease.
+        """Take devices, all or none. CPU slots, and GPUs that Ray chooses, need no lease.
 
         Args:
             devices: Devices to choose from, the best first.
@@ -196,7 +196,7 @@ class LeaseSet:
             DeviceError: Others hold too many of the devices. The message names the holders.
         """
         count = len(devices) if count is None else count
-        if all(device.kind == "cpu" for device in devices):
+        if all(device.uuid is None for device in devices):
             return cls(devices[:count])
         if count > len(devices):
             raise DeviceError(f"{count} GPUs asked for, but there are {len(devices)} to choose from")
@@ -543,14 +543,15 @@ def more_of(name: str, known: Sequence[inventory.Device], environment: Mapping[s
 
     Args:
         name: See `named`.
-        known: Devices that the run has or had. One of these, the next CPU slot or another visible GPU is returned.
+        known: Devices that the run has or had. One of these or another visible GPU is returned; or the next one,
+            of CPU slots and of GPUs that Ray chooses.
         environment: Environment in which CUDA_VISIBLE_DEVICES is looked up.
 
     Raises:
         DeviceError: There is none, or it is broken.
     """
-    if known[0].kind == "cpu":
-        return named(name, inventory.cpu_slots(len(known) + 1))
+    if known[0].uuid is None:
+        return named(name, [*known, replace(known[0], index=len(known))])
     visible, machine = inventory.look(environment)
     broken = {str(index): uuid for index, uuid in enumerate(machine.uuids) if uuid in machine.broken}
     if (uuid := broken.get(name, name)) in machine.broken:

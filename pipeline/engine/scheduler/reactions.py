@@ -55,6 +55,9 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
     """
     run.watchdog.heard(index, run.now_s)
     match message:
+        case messages.WorkerWaits():
+            run.state.workers[index].waits = True
+            run.record("WorkerWaits", worker=index)
         case messages.WorkerExited():
             _handle_exit(run, index, message)
         case messages.WorkerUnusable():

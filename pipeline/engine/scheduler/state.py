@@ -113,6 +113,7 @@ class WorkerState:
         gone: Whether its process has ended and no other was started.
         job_id: The job that it runs, or to which its device is lent; else "".
         lent: Whether the job uses only its device, and runs in another worker.
+        waits: Whether it waits for a place to start a process in.
         up: Whether it has a process that could take a job.
         begun: Whether it has reported that the code of its job runs.
         fresh: Whether its process has run no job yet, and so holds no device memory.
@@ -130,6 +131,7 @@ class WorkerState:
     gone: bool = False
     job_id: str = ""
     lent: bool = False
+    waits: bool = False
     up: bool = False
     begun: bool = False
     fresh: bool = False
@@ -428,6 +430,10 @@ class RunState:
         if self._usable is None:
             self._usable = sorted({self.layout.device_of(index) for index in self.usable_workers()})
         return self._usable
+
+    def waiting_devices(self) -> list[int]:
+        """Return the devices of which nobody knows when they take jobs."""
+        return [self.layout.device_of(worker.index) for worker in self.workers if worker.waits]
 
     def fitting_devices(self, job: Job) -> list[int]:
         """Return the usable devices on which a job fits."""

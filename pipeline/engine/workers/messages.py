@@ -400,6 +400,10 @@ class AttemptStopped(_OfJob, frozen=True, kw_only=True):
     """Worker -> engine: the job was asked to stop and has saved what it needs to go on later."""
 
 
+class WorkerWaits(_Message, frozen=True, kw_only=True):
+    """Made by the pool, never sent: the worker has to wait until a cluster has a place for its process."""
+
+
 class WorkerUnusable(_Message, frozen=True, kw_only=True):
     """Made by the pool, never sent: workers cannot be started in this slot, so it is given up."""
 
@@ -437,7 +441,7 @@ End = JobFinished | JobRaised | AttemptStopped
 OfJob = JobStarted | JobProgress | End
 Report = WorkerReady | Heartbeat | OfJob
 """Messages that a worker may send."""
-FromWorker = Report | WorkerExited | WorkerUnusable | WorkerUnreadable
+FromWorker = Report | WorkerWaits | WorkerExited | WorkerUnusable | WorkerUnreadable
 
 _ORDERS: dict[str, type[ToWorker]] = {kind.__name__: kind for kind in get_args(ToWorker)}
 _REPORTS: dict[str, type[Report]] = {kind.__name__: kind for kind in get_args(Report)}

@@ -25,7 +25,7 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -226,14 +226,14 @@ class RaySite:
     Attributes:
         settings: Address and settings of the cluster.
         resources: Ray resources of each slot.
-        nodes: Node of each slot, so that the devices of a multi-GPU job are on one node.
+        devices: Device of each slot, so that those of a multi-GPU job are on one node; others may come later.
         together: Whether there are multi-GPU jobs; then the slots of a node form a placement group.
         ray: The Ray library, once the site is open.
     """
 
     settings: RayConfig
     resources: Mapping[str, float]
-    nodes: Sequence[int]
+    devices: Sequence[Device]
     together: bool = False
     ray: Any = None
     _actors: dict[int, Any] = field(default_factory=dict)
@@ -248,10 +248,10 @@ class RaySite:
         """
         self.ray = join(self.settings)
 
-    def actor(self, index: int, settings: dict[str, Any]) -> Any:
-        """Create the actor of a slot; it may have to wait until the cluster has the resources."""
+    def actor(self, index: int, settings: dict[str, Any]) -> tuple[Any, bool]:
+        """Return the actor of a slot, and whether it is new: then it may have to wait for its resources."""
         with self._lock:
-            if index not in self._actors:
+            if is_new := index not in self._actors:
                 options = {_OPTIONS[name]: value for name, value in self.resources.items() if name in _OPTIONS}
                 others = {name: value for name, value in self.resources.items() if name not in _OPTIONS}
                 made = self.ray.remote(
@@ -263,17 +263,17 @@ class RaySite:
                     **self._within(index),
                 )(Host)
                 self._actors[index] = made.remote(settings)
-            return self._actors[index]
+            return self._actors[index], is_new
 
     def _within(self, index: int) -> dict[str, Any]:
         if not self.together:
             return {}
-        node, util = self.nodes[index], importlib.import_module("ray.util")
-        if node not in self._groups:
-            bundles = [dict(self.resources)] * self.nodes.count(node)
+        nodes, util = [device.node for device in self.devices], importlib.import_module("ray.util")
+        if (node := nodes[index]) not in self._groups:
+            bundles = [dict(self.resources)] * nodes.count(node)
             self._groups[node] = util.placement_group(bundles, strategy="STRICT_PACK")
         strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
-        bundle = list(self.nodes[:index]).count(node)
+        bundle = nodes[:index].count(node)
         return {"scheduling_strategy": strategy(self._groups[node], placement_group_bundle_index=bundle)}
 
     def drop(self, index: int, actor: Any) -> None:
@@ -283,6 +283,16 @@ class RaySite:
                 del self._actors[index]
         with suppress(Exception):  # Ray has many kinds of errors for actors that are already gone
             self.ray.kill(actor)
+
+    def release(self, index: int, actor: Any) -> None:
+        """Let others have the resources of a slot; those of a placement group once its last slot is released."""
+        self.drop(index, actor)
+        node = self.devices[index].node
+        with self._lock:
+            in_use = any(self.devices[other].node == node for other in self._actors)
+            group = None if in_use else self._groups.pop(node, None)
+        if group is not None:
+            _remove(group)
 
     def __exit__(self, *_: object) -> None:
         """End everything that this engine has on the cluster."""
@@ -296,11 +306,15 @@ class RaySite:
         for index, actor in list(self._actors.items()):
             self.drop(index, actor)
         for group in self._groups.values():
-            with suppress(Exception):  # as in `drop`
-                importlib.import_module("ray.util").remove_placement_group(group)
+            _remove(group)
         self._groups.clear()
         with suppress(Exception):
             self.ray.shutdown()
+
+
+def _remove(group: Any) -> None:
+    with suppress(Exception):  # as in `drop`
+        importlib.import_module("ray.util").remove_placement_group(group)
 
 
 def library() -> Any:
@@ -424,7 +438,9 @@ class RayWorker(Worker):
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         os.set_blocking(self._reading, False)
-        self._actor = self._site.actor(self.index, self._settings)
+        self._actor, is_new = self._site.actor(self.index, self._settings)
+        if is_new:
+            self._tell(messages.WorkerWaits())
         threading.Thread(target=self._follow, name=f"ray worker {self.index}", daemon=True).start()
 
     # -- its own thread ----------------------------------------------------------------------------------------
@@ -513,6 +529,10 @@ class RayWorker(Worker):
         # If no node has started it yet, or none answers, nobody would ever see its end.
         self._tell(messages.WorkerExited(exit_code=None, how="its actor was given up", elsewhere=True))
 
+    def release(self) -> None:
+        """End the actor, so that Ray gives its resources to others."""
+        self._site.release(self.index, self._actor)
+
     def last_words(self) -> str:
         """Return the end of the worker's own log, or what Ray says of its actor."""
         return self._words
@@ -585,9 +605,8 @@ def cluster_devices(
     gpus = _find_gpus(ray, nodes) if choice is not DeviceChoice.cpu else []
     if choice is DeviceChoice.cuda and not gpus:
         raise DeviceError("device=cuda: no node of the Ray cluster has a GPU that its driver knows")
-    taken = execution.ray.resources or ({"GPU": 1.0} if gpus else {"CPU": float(threads)})
-    counts = [count for node in nodes if (count := places_of(node["Resources"], taken))]
-    if not counts:
+    taken = _taken(execution.ray, threads, gpus=bool(gpus))
+    if not (counts := room_of(nodes, taken)):
         raise DeviceError(
             f"no node of the Ray cluster has what a worker takes, {taken}; they have "
             f"{[{name: node['Resources'].get(name, 0) for name in taken} for node in nodes]}. See "
@@ -598,6 +617,47 @@ def cluster_devices(
     least = min(gpus, key=lambda gpu: gpu.memory_total_bytes, default=cpu_slots(1)[0])
     like = replace(least, uuid=None, slice_index=None)
     return [replace(like, index=index, node=node) for index, node in enumerate(nodes_of(counts, number))]
+
+
+def _taken(settings: RayConfig, threads: int, *, gpus: bool) -> Mapping[str, float]:
+    """Return the Ray resources that each worker takes."""
+    return settings.resources or ({"GPU": 1.0} if gpus else {"CPU": float(threads)})
+
+
+def room_of(nodes: Sequence[Mapping[str, Any]], taken: Mapping[str, float]) -> list[int]:
+    """Return how many workers each node has room for, whoever uses it now, without nodes that have none."""
+    return [count for node in nodes if (count := places_of(node["Resources"], taken))]
+
+
+def check_room(
+    execution: ExecutionConfig, threads: int, devices: Sequence[Device], begun: Sequence[Device], *, together: bool
+) -> None:
+    """Refuse devices that a cluster cannot have, however long one waits.
+
+    Args:
+        execution: The cluster, and the resources of a worker.
+        threads: Threads of a worker on a CPU slot.
+        devices: All that a run is to have.
+        begun: Those that it began with, which nodes to come may have.
+        together: Whether devices of one node number must be on one node.
+
+    Raises:
+        DeviceError: The cluster lacks room for them.
+    """
+    taken = _taken(execution.ray, threads, gpus=begun[0].kind == "cuda")
+    counts = room_of([node for node in join(execution.ray).nodes() if node["Alive"]], taken)
+    if len(devices) > max(sum(counts), len(begun)):
+        raise DeviceError(
+            f"the run would have {len(devices)} devices of {dict(taken)}, and the Ray cluster has room for "
+            f"{sum(counts)} in all"
+        )
+    of_node = Counter(device.node for device in devices)
+    most = max([*counts, *Counter(device.node for device in begun).values()])
+    if together and max(of_node.values()) > most:
+        raise DeviceError(
+            "devices that come at once are on one node, as this run has jobs of several, and no node of the Ray "
+            f"cluster has room for more than {most}"
+        )
 
 
 def nodes_of(counts: Sequence[int], number: int) -> list[int]:
@@ -641,18 +701,13 @@ def ray_pool(
 
     Args:
         execution: The cluster, and deadlines.
-        devices: One device for each worker.
+        devices: One device for each worker; those that come later are appended.
         settings: Common settings of the worker processes.
         width: Number of devices of the widest job.
     """
     ray = execution.ray
-    taken = {"GPU": 1.0} if devices[0].kind == "cuda" else {"CPU": float(settings.threads)}
-    site = RaySite(
-        ray,
-        ray.resources or taken,
-        [device.node for device in devices],
-        together=width > 1,
-    )
+    taken = _taken(ray, settings.threads, gpus=devices[0].kind == "cuda")
+    site = RaySite(ray, taken, devices, together=width > 1)
     host = HostSettings(
         **asdict(settings),
         device=devices[0],

@@ -92,6 +92,9 @@ class Worker(ABC):
         The second call interrupts it.
         """
 
+    def release(self) -> None:  # noqa: B027 - most have no use for it
+        """Free what it holds beside its process, which has ended: no other worker follows in its slot."""
+
     def last_words(self) -> str:
         """Return the end of what it wrote outside of jobs, by `tail`: for example why it could not start."""
         return ""
@@ -343,7 +346,9 @@ class Pool:
                 if all(other.closed for other in self._slots):
                     raise error
                 deliver(slot.worker.index, messages.WorkerUnusable(reason=str(error)))
-        if not slot.closed:
+        if slot.closed:
+            slot.worker.release()
+        else:
             assert self._reaper is not None
             slot.worker = self._make(slot.worker.index, self._reaper)
             self._begin(slot)

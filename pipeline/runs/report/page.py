@@ -141,7 +141,7 @@ def _chain(item: Job | ResultRow) -> str:
 def _facts(run: LoadedRun) -> list[tuple[str, str]]:
     view, jobs = run.view, run.view.counts()
     here = [f"{jobs.done:,} done", *origins(view), *([f"{jobs.given_up:,} not done"] if jobs.given_up else [])]
-    devices = {worker.device or f"worker {worker.index}" for worker in view.workers.values()}
+    devices = {worker.device or f"worker {worker.index}" for worker in view.started_workers}
     began = view.started
     facts = {
         "began": "" if began is None else f"{datetime.fromtimestamp(began):%Y-%m-%d %H:%M}",
@@ -354,7 +354,7 @@ def _timeline(run: LoadedRun) -> Object | None:
     if not spans or began is None:
         return None
     workers = {span.worker: span.device for span in spans}
-    workers |= {worker.index: worker.device for worker in run.view.workers.values()}
+    workers |= {worker.index: worker.device for worker in run.view.started_workers}
     sharing = Counter(workers.values())
     order = sorted(workers)
     lanes = [

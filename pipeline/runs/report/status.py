@@ -48,10 +48,14 @@ _RULER = Console(file=io.StringIO(), color_system=None)
 def place_in_words(run: LoadedRun) -> str:
     """Return text such as ``Ray, 24 workers on 3 nodes``; "" without Ray, on one machine."""
     execution = run.config.get("execution")
-    if not isinstance(execution, dict) or execution.get("backend") != Backend.ray.value or not run.view.workers:
+    if (
+        not isinstance(execution, dict)
+        or execution.get("backend") != Backend.ray.value
+        or not run.view.started_workers
+    ):
         return ""
     nodes = count(len(run.view.nodes), "node") if run.view.nodes else "one machine"
-    return f"Ray, {count(len(run.view.workers), 'worker')} on {nodes}"
+    return f"Ray, {count(len(run.view.started_workers), 'worker')} on {nodes}"
 
 
 def origins(view: RunView) -> list[str]:
@@ -131,7 +135,7 @@ def watched_run(run: LoadedRun, now: float, width: int, height: int) -> list[Ren
     notes += [(f"failed: {job.id}: {job.reason}", "red") for job, _ in view.failures()[-3:]]
     top = list(run_headline(run, now, engine).wrap(_RULER, max(1, width)))
     lines = [Text(printable(line), style) for line, style in notes]
-    busy = [worker for worker in view.workers.values() if worker.job_id and engine]
+    busy = [worker for worker in view.workers.values() if engine and (worker.job_id or worker.status == "waiting")]
     return screen(view, now, top, lines, height - 1, busy)
 
 
@@ -181,6 +185,7 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
         for worker in view.workers.values()
         if worker.leaves
     ]
+    waits = [f"  worker {index}" for index in _waiting(run)]
     removed, lost, by = removed_weights(run), lost_outputs(run), ", ".join(removed_by(run))
     kinds = ", ".join(f"{number} {kind}" for kind, number in view.retries.most_common())
     unreadable = f"{count(run.unreadable, 'line')} of journal.jsonl cannot be read; what they told is missing here"
@@ -196,6 +201,7 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
         (race.headline(standing) if standing else "", "bold", of_race),
         ("asked while it ran" if asked else "", "bold", asked),
         ("devices that are given back" if back else "", "bold", back),
+        ("devices that wait for room on the Ray cluster" if waits else "", "bold", waits),
         ("devices that are used no more" if places else "", "bold red", places),
         (f"retries so far: {view.retries.total()} ({kinds})" if kinds else "", "", ()),
         (f"made, and their weights removed{by and f' ({by})'}" if removed else "", "bold", _listed(removed)),
@@ -203,6 +209,12 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
         (unreadable if run.unreadable else "", "bold", ()),
     ]
     return (part for part in parts if part[0])
+
+
+def _waiting(run: LoadedRun) -> list[int]:
+    """Return the workers that wait for a place on a cluster."""
+    is_over = run.engine_runs() is False
+    return [at for at, worker in run.view.workers.items() if worker.status == "waiting" and not is_over]
 
 
 def why_it_waits(job: JobView) -> str:
@@ -265,6 +277,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
             for worker in view.workers.values()
             if worker.leaves
         ],
+        "waiting_devices": [{"worker": index} for index in _waiting(run)],
         "answers": [asdict(answer) for answer in view.answers],
         "race": asdict(standing) if (standing := race.read_standing(run.folder)) else None,
         "retries": dict(view.retries),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +27,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.loop import Change
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.store import Verified
+from pipeline.engine.workers import on_ray
 from pipeline.errors import ConfigError
 from pipeline.plan.graph import Job
 from pipeline.runs.origin import stopped_chains
@@ -74,8 +76,9 @@ def steered(tmp_path: Path) -> Callable[..., Change]:
     def answer(*words: str, settings: Sequence[str] = (), jobs: Sequence[Job] = WIDE) -> Change:
         request = prepare(load_config([*SETTINGS, "execution.workers=2", f"output_dir={tmp_path}", *settings]))
         run, store = RunFolder(tmp_path), Verified(request.store, tmp_path)
-        state = RunState(plan_of(*jobs), set(), 2)
-        for index in range(2):
+        count = request.layout.workers
+        state = RunState(plan_of(*jobs), set(), count, layout=request.layout)
+        for index in range(count):
             state.worker_ready(index, "cpu")
         if "wide" in words:  # runs
             state.start("wide", 0, [1])
@@ -100,14 +103,41 @@ def test_devices_that_a_later_job_needs_at_once_stay(steered: Callable[..., Chan
     assert "last device" in steered("-0", "-1", jobs=[job("one")]).reason
 
 
-@pytest.mark.parametrize("backend", ["ray", "inline"])
-def test_devices_stay_where_the_engine_does_not_place_the_workers(
-    backend: str, steered: Callable[..., Change], monkeypatch: pytest.MonkeyPatch
+def test_devices_stay_where_jobs_run_in_the_engine_itself(steered: Callable[..., Change]) -> None:
+    assert "(inline)" in steered("+2", settings=["system.use_parallel_execution=false"]).reason
+
+
+def test_a_run_on_ray_has_at_most_what_the_cluster_has_and_keeps_one_that_takes_jobs(
+    steered: Callable[..., Change], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    nodes = [
+        {"Alive": alive, "Resources": {"CPU": cores}} for alive, cores in ((True, 2.0), (True, 1), (False, 9))
+    ]
     monkeypatch.setattr(requests, "_devices", lambda _: (cpu_slots(2), False))
     monkeypatch.setattr(requests, "_check_ray", lambda _: None)  # which may not be installed
-    settings = ["execution.backend=ray"] if backend == "ray" else ["system.use_parallel_execution=false"]
-    assert f"({backend})" in steered("+2", settings=settings).reason
+    monkeypatch.setattr(on_ray, "join", lambda _: SimpleNamespace(nodes=lambda: nodes))
+    one, on = [job("one")], ["execution.backend=ray", "device=cpu"]
+    assert list(steered("+2", settings=on, jobs=one).come) == [2]
+    assert "room for 3 in all" in steered("+2", "+3", settings=on, jobs=one).reason
+    assert list(steered("+2", "+3", "-1", settings=on, jobs=one).come) == [2, 3]
+    assert "cpu slot 2 must have room" in steered("+2", "-0", "-1", settings=on, jobs=one).reason
+    assert "names no device" in steered("-2", settings=on, jobs=one).reason
+
+
+def test_what_ray_keeps_together_for_wide_jobs_comes_and_leaves_together(
+    steered: Callable[..., Change], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}] * 3
+    slots = [replace(slot, node=slot.index // 2) for slot in cpu_slots(4)]
+    wide = ["execution.backend=ray", "training.gpus_per_job=2", "training.strategy=ddp"]
+    monkeypatch.setattr(requests, "_devices", lambda _: (slots, False))
+    monkeypatch.setattr(requests, "_check_ray", lambda _: None)
+    monkeypatch.setattr(on_ray, "join", lambda _: SimpleNamespace(nodes=lambda: nodes))
+    assert "all or none" in steered("-3", settings=wide).reason
+    assert list(steered("-3", "-2", settings=wide).back) == [3, 2]
+    assert "has room for more than 2" in steered("+4", "+5", "+6", "-2", "-3", settings=wide).reason
+    come = steered("+4", "+5", settings=wide).come
+    assert {index: device.node for index, (device, _) in come.items()} == {4: 2, 5: 2}
 
 
 def test_the_clone_of_one_chain_stays_alone_whatever_is_added() -> None:

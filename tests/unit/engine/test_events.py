@@ -20,6 +20,7 @@ from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 SHARD = f"{CHAIN}/r1/generate/000"
 EVENTS: list[dict[str, Any]] = [
     {"event": "RunStarted", "jobs": 6, "unsettled": 6, "pid": 1, "host": "nowhere"},
+    {"event": "WorkerWaits", "worker": 0},
     {"event": "WorkerStarted", "worker": 0, "pid": 100, "device": "gpu 7"},
     {"event": "JobStarted", "job": SHARD, "attempt": 1, "worker": 0, "members": [1]},
     {"event": "JobFinished", "job": SHARD, "attempt": 1, "worker": 0, "load_s": 0.1, "run_s": 2.5, "samples": 3},

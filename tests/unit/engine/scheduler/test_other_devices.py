@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.scheduler import reactions
-from pipeline.engine.workers.messages import FailureKind
+from pipeline.engine.workers.messages import FailureKind, WorkerWaits
 from tests.doubles.engine import job
 from tests.doubles.on_paper import OnPaper
 
@@ -63,6 +63,23 @@ def test_what_is_still_starting_or_being_replaced_leaves_too() -> None:
     paper.begin("a")
     assert "close 0" in paper.finish("a", left_changed="environment")
     assert "give back 0" in paper.ended(0)
+
+
+def test_what_waits_for_a_place_takes_no_job_and_leaves_at_once() -> None:
+    paper = OnPaper(A, B, *MORE, workers=1)
+    change(paper, come=[1])
+    assert paper.hear(1, WorkerWaits()) == ["WorkerWaits"]
+    assert states(paper) == ["idle", "waiting"]
+    assert paper.run.state.waiting_devices() == [1]
+    paper.start()
+    assert paper.start() == []
+    assert change(paper, back=[1]) == ["WorkerLeaves", "close 1"]
+    assert paper.ended(1) == ["WorkerExited", "close 1", "give back 1"]
+    change(paper, come=[1])
+    paper.hear(1, WorkerWaits())
+    paper.ready(1)
+    assert paper.run.state.waiting_devices() == []
+    assert paper.start() == ["send b to 1"]
 
 
 def test_devices_of_a_gang_leave_after_it() -> None:

@@ -27,6 +27,7 @@ from pipeline.engine.workers.messages import (
     RunJob,
     WorkerExited,
     WorkerReady,
+    WorkerWaits,
 )
 from pipeline.engine.workers.on_ray import POLLS, Host, HostSettings, RayWorker, join, nodes_of, places_of
 from pipeline.engine.workers.pool import Pool
@@ -116,10 +117,13 @@ class Site:
                 thread.join(PATIENCE_S)
             actor.close()
 
-    def actor(self, place: int, told: dict[str, Any]) -> Actor:
-        if not self.actors:
+    def actor(self, place: int, told: dict[str, Any]) -> tuple[Actor, bool]:
+        if is_new := not self.actors:
             self.actors.append(Actor(told))
-        return self.actors[-1]
+        return self.actors[-1], is_new
+
+    def release(self, place: int, actor: Actor) -> None:
+        self.drop(place, actor)
 
     def drop(self, place: int, actor: Actor) -> None:
         assert actor is not None
@@ -214,6 +218,22 @@ def test_a_worker_there_is_as_one_here(site: Site, tmp_path: Path) -> None:
         team.pool.stop(lambda _, message: team.heard.append(message))
     assert isinstance(team.heard[-1], WorkerExited)
     assert team.heard[-1].exit_code == 0
+
+
+def test_a_place_that_is_given_back_has_no_actor_until_it_is_taken_again(site: Site, tmp_path: Path) -> None:
+    team = Team(site, tmp_path)
+    team.pool.start()
+    try:
+        team.wait_for(WorkerReady)
+        team.pool.close(0)
+        assert team.wait_for(WorkerExited).exit_code == 0
+        assert site.actors == []
+        team.pool.open(0)
+        team.wait_for(WorkerReady, 2)
+        assert len(site.actors) == 1
+    finally:
+        team.pool.stop(lambda _, message: team.heard.append(message))
+    assert [type(one) for one in team.heard] == [WorkerWaits, WorkerReady, WorkerExited] * 2
 
 
 @pytest.mark.parametrize(
