@@ -155,9 +155,9 @@ def test_devices_go_to_other_users_of_the_cluster_and_come_back_while_a_run_goes
     base = small_runs.with_reference(tmp_path_factory, output)
     small_runs.with_reference(tmp_path_factory, calm)
     base += ["device=cpu", "rounds_of_training=2"]
-    gate.touch()
-    base += [f"execution.ray.address={cluster.address}", "execution.ray.resources={GPU: 2}"]
-    base += ["execution.backend=ray", f"execution.ray.runtime_env={{env_vars: {{GATE: {gate}}}}}"]
+    gate.mkdir()  # of a file keys would cover the content
+    there = [f"execution.ray.address={cluster.address}", "execution.ray.resources={GPU: 2}"]
+    there += ["execution.backend=ray", f"execution.ray.runtime_env={{env_vars: {{GATE: {gate}}}}}"]
 
     def running() -> set[int]:
         """Workers of the jobs that wait for the gate."""
@@ -168,12 +168,13 @@ def test_devices_go_to_other_users_of_the_cluster_and_come_back_while_a_run_goes
         return [one["worker"] for one in json.loads(say(output, "status", "t", "--json"))["waiting_devices"]]
 
     def started(*settings: str) -> "subprocess.Popen[bytes]":
-        process = subprocess.Popen(small_runs.command(output, *base, *settings), cwd=output.parent)
+        process = subprocess.Popen(small_runs.command(output, *base, *there, *settings), cwd=output.parent)
         wait_for(lambda: (output / "t" / "latest" / "journal.jsonl").exists() and len(running()) == 3, PATIENCE_S)
         return process
 
     with started("execution.workers=5") as process:  # one more than the cluster has room for
         try:
+            wait_for(lambda: len(waiting()) == 1, PATIENCE_S)
             (waits,) = waiting()
             assert "wait for room on the Ray cluster" in say(output, "status", "t")
             process.send_signal(signal.SIGINT)
@@ -185,11 +186,11 @@ def test_devices_go_to_other_users_of_the_cluster_and_come_back_while_a_run_goes
 
     with started("execution.workers=4") as process:
         try:
+            wait_for(lambda: waiting() == [], PATIENCE_S)
             (idle,) = {*range(4)} - running()
             busy = sorted(running())
             assert "room for 4 in all" in say(output, "devices", "t", "+4", code=2)
             assert "names no device" in say(output, "devices", "t", "-7", code=2)
-            assert free_gpus(other) == 0
             say(output, "devices", "t", f"-{idle}")
             wait_for(lambda: free_gpus(other) == 2, PATIENCE_S)
             theirs = taken_by(other, num_gpus=2)
@@ -205,7 +206,7 @@ def test_devices_go_to_other_users_of_the_cluster_and_come_back_while_a_run_goes
             say(output, "devices", "t", f"+{idle}")
             wait_for(lambda: waiting() == [idle], PATIENCE_S)
             assert len(running()) == 3
-            gate.unlink()
+            gate.rmdir()
             assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
