@@ -92,6 +92,20 @@ def test_devices_of_a_gang_leave_after_it() -> None:
     assert given == [f"give back {index}" for index in members]
 
 
+def test_a_gang_runs_on_a_machine_that_has_come_even_by_numbers_of_one_that_has_left() -> None:
+    paper = OnPaper(job("first", devices=2, seconds=9), job("wide", devices=2, needs=["first"]), workers=2)
+    paper.start()
+    change(paper, back=[0, 1])
+    reactions.change_devices(paper.run, {2: Place(label="x", node=1)}, [])
+    paper.ready(2)
+    paper.finish("first")
+    paper.ended(0, 1)
+    reactions.change_devices(paper.run, {at: Place(label=f"y{at}", node=2) for at in (0, 1)}, [])
+    paper.ready(0, 1)
+    paper.start()
+    assert paper.run.state.jobs["wide"].workers == (0, 1)
+
+
 def test_all_slots_of_a_device_leave_and_come() -> None:
     layout = Layout(places=(Place(label="x"), Place(label="y")), slots=2)
     paper = OnPaper(*[job(f"long{at}", seconds=50 - at) for at in range(10)], layout=layout)
