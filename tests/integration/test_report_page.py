@@ -116,7 +116,16 @@ def with_failure(page: dict[str, Any]) -> dict[str, Any]:
     told = dict.fromkeys(("job", "device", "kind", "reason", "outcome", "traceback", "log"), "x")
     page["runs"][0]["failures"] = {"rows": [{**told, "attempt": 1}], "notes": ["x"], "left_out": 0}
     page["runs"][0]["unfinished"] = ["x"]
+    page["runs"][0]["race"] = a_race("x")
     return page
+
+
+def a_race(*others: str) -> dict[str, Any]:
+    """PITA and others after two looks, each shown worse than it."""
+    looks = {"prompts": [50, 100], "difference": [0.2, 0.3], "low": [-0.1, 0.1], "high": [0.5, 0.5]}
+    pair = {"place": "addition/tiny/s0", "round": 1, "first": "PITA", "better": "PITA", **looks}
+    stopped = [f"stopped, not shown worse at the end: {pair['place']}/{other}" for other in others]
+    return {"said": ["race: pass@1", *stopped], "pairs": [{**pair, "second": other} for other in others]}
 
 
 def test_text_of_strangers_is_shown_and_never_obeyed(tab: Tab, run: Path, tmp_path: Path) -> None:
@@ -140,6 +149,29 @@ def test_text_of_strangers_is_shown_and_never_obeyed(tab: Tab, run: Path, tmp_pa
     legend = tab.ask("document.querySelector('#timeline .legendtext').textContent")
     assert legend == SEEN
     nothing_happened(tab, path)
+
+
+@pytest.mark.parametrize(
+    "others", [["QSharp"], [f"a_method_with_a_name_of_forty_characters{at}" for at in range(11)]]
+)
+def test_the_race_of_a_page_says_who_is_below_whom_and_is_no_wider(
+    others: list[str], tab: Tab, run: Path, tmp_path: Path
+) -> None:
+    path, width = tmp_path / "report.html", 390
+    page: Any = msgspec.to_builtins(page_of([load(run)], ["t"]))
+    page["runs"][0]["race"] = a_race(*others)
+    write_page(path, page)
+    tab.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=True)
+    tab.open(path)
+    assert tab.ask(LOOK_AT_ALL) >= 6
+    assert tab.ask("document.documentElement.scrollWidth") == width
+    legend = "[...document.querySelectorAll('#race .legendtext')].map((one) => one.textContent)"
+    assert [name.endswith("(below)") for name in tab.ask(legend)] == [True] * len(others)
+    tab.ask(f"({CHOOSE})([...document.querySelectorAll('#race select')].at(-1), {others[0]!r})")
+    assert [name.partition(" ")[::2] for name in tab.ask(legend)] == [("PITA", "(above)")]
+    assert tab.ask("document.querySelector('#race .chart').data[0].y") == [-0.2, -0.3]
+    nothing_happened(tab, path)
+    tab.call("Emulation.clearDeviceMetricsOverride")
 
 
 def test_a_page_of_several_runs_has_all_of_them(tab: Tab, run: Path, tmp_path: Path) -> None:

@@ -247,13 +247,13 @@ function drawRace(pairs, algo) {
     const [lows, highs] = isFirst ? [low, high] : [high, low].map((ends) => ends.map((one) => -one));
     const name = nameIn(run, other), verdict = better ? `${better} is above` : "not told apart";
     traces.push({
-      type: "scatter", mode: "lines+markers", name: label(`${shortName(name)} (${verdict})`), x: prompts, y: values, cliponaxis: false, error_y: errors(values, lows, highs, colour),
+      type: "scatter", mode: "lines+markers", name: label(`${shortName(name)} (${!better ? verdict : better === other ? "above" : "below"})`), x: prompts, y: values, cliponaxis: false, error_y: errors(values, lows, highs, colour),
       line: { color: colour, width: 1.4 }, marker: { color: colour, symbol: better ? symbol : "circle-open", size: 7 },
       text: values.map((one, look) => label(`${algo} - ${name}: ${shown(one)} ${interval(lows[look], highs[look])}`)), hovertemplate: "%{text}, %{x} prompts<extra></extra>",
     });
     prompts.forEach((one, look) => rows.push([`${algo} - ${name}`, one, values[look], lows[look], highs[look], look + 1 === prompts.length ? verdict : ""]));
   }
-  return { traces, rows, headings: ["pair", "prompts", "difference", "from", "to", "verdict"], layout: { shapes: [zero], xaxis: { title: "prompts that both were evaluated on", rangemode: "tozero" }, yaxis: { title: `${algo} above the others` } } };
+  return { traces, rows, headings: ["pair", "prompts", "difference", "from", "to", "verdict"], layout: { shapes: [zero], showlegend: true, xaxis: { title: "prompts that both were evaluated on", rangemode: "tozero" }, yaxis: { title: label(`${shortName(algo, 20)} above the others`) } } };
 }
 
 // -- against compute ------------------------------------------------------------------------------------------
