@@ -30,7 +30,7 @@ from pipeline.commands.run import leased, logged_to
 from pipeline.commands.typed import OUTPUTS, Experiment, OutputDir, Stamp, examples
 from pipeline.config.load import COMPOSITION_ERRORS, config_from_plain, explain
 from pipeline.config.schema import Backend, Config
-from pipeline.config.tables import CHECKPOINT, REWARD_NAMES, rows_of
+from pipeline.config.tables import REWARD_NAMES, is_own_code, rows_of
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.signals import StopSignals
@@ -369,7 +369,9 @@ def _risks(settings: Mapping[str, Any], typed: Collection[str]) -> Iterator[str]
     """Yield settings of a stranger by which code would run, or places would be read that they choose."""
     for key, value in _leaves(settings):
         name = key.rpartition(".")[2]
-        runs_code = name in ("class_path", "use") and value not in (None, CHECKPOINT, *REWARD_NAMES)
+        runs_code = (name == "class_path" and value is not None and is_own_code(str(value))) or (
+            name == "use" and value not in (None, *REWARD_NAMES)
+        )
         if runs_code or (name == "trust_remote_code" and value):
             yield f"{key}={value}, which is code: read it; --trust-code imports it from here"
         is_place = name.endswith(("path", "endpoint")) or key.startswith("evaluation.also.")

@@ -48,6 +48,14 @@ ALGORITHMS = {
 CHECKPOINT = "pipeline.learning.algos.checkpoint:Checkpoint"
 """Algorithm that evaluates the checkpoints of `evaluation.also`."""
 
+_SHIPPED = {path.replace(":", ".") for path in (*ALGORITHMS.values(), CHECKPOINT)}
+
+
+def is_own_code(class_path: str | None) -> bool:
+    """Return whether the `class_path` of an algorithm names none that ships; that of a clone may."""
+    return class_path is not None and class_path.replace(":", ".") not in _SHIPPED
+
+
 DATASETS = {
     "addition": "pipeline.learning.datasets.shipped:Addition",
     "csv": "pipeline.learning.datasets.shipped:CsvFiles",

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Self, TypeVar
 import msgspec
 import yaml
 
-from pipeline.config.tables import CHECKPOINT
+from pipeline.config.tables import is_own_code
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.files import json_text, open_plain, replacing
@@ -500,8 +500,8 @@ def _known(job: Job, *, told: bool) -> dict[str, Any]:
     if told:
         found: dict[str, Any] = _without_folders(dict(job.determined_by))
         return found
-    own = job.determined_by.get("class_path")
-    return {"class_path": "left.out"} if own not in (None, CHECKPOINT) else {}
+    path = job.determined_by.get("class_path")
+    return {} if path is None else {"class_path": "left.out" if is_own_code(path) else path}
 
 
 def _settings(plain: Mapping[str, Any], *, told: bool) -> dict[str, Any]:
@@ -583,14 +583,25 @@ def find_private(
     values = [value for name, value in environment.items() if _NAMES_SECRET.search(name)]
     values = [value for value in values if len(value) >= _LONG_ENOUGH and not value.isdigit()]
     secrets, named = dict[str, list[str]](), dict[str, list[str]]()
-    whole = {name: re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in names if len(name) > 1}
+    whole = {
+        name: re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, _written(name)))})(?![\w-])")
+        for name in names
+        if len(name) > 1
+    }
     for member, data in sorted(members.items()):
         text = data.decode("utf-8", "replace")
+        if member == CONFIG:  # YAML breaks lines in a text, and has quotes of its own
+            text += json.dumps(yaml.safe_load(text))
         forms = [_SECRETS] if member.startswith(OUTCOMES) else [_SECRETS, _SETS_SECRET]
         found = [match[0] for form in forms for match in form.finditer(text)]
-        found += [value for value in values if value in text]
+        found += [value for value in values if any(form in text for form in _written(value))]
         if found:
             secrets[member] = [f"{one[:6]}..." for one in dict.fromkeys(found)]
         if seen := [name for name, pattern in whole.items() if pattern.search(text)]:
             named[member] = seen
     return secrets, named
+
+
+def _written(text: str) -> set[str]:
+    """Return the forms in which a text stands in a member: as it is, and as JSON has it."""
+    return {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}

@@ -134,6 +134,8 @@ def recompute(bundle: Bundle, folder: Path) -> Recomputed:
     )
     found.problems += told
     _compare(found, results, own, {place[3] for place in lacking})
+    shipped = {tables.point_of(job.algo)[0]: path for job in every if (path := _shipped(job))}
+    found.differing += list(_bounds(found.results, shipped))
     if found.differing and (other := _other_statistics(plan)):
         found.problems.append(other)
     return found
@@ -142,7 +144,13 @@ def recompute(bundle: Bundle, folder: Path) -> Recomputed:
 def has_own_code(job: Job) -> bool:
     """Return whether a job is one of an algorithm that does not ship."""
     path = job.determined_by.get("class_path")
-    return path is not None and path != tables.CHECKPOINT
+    return tables.is_own_code(None if path is None else str(path))
+
+
+def _shipped(job: Job) -> str | None:
+    """Return the class path of the shipped method of a job or its clone; None for others and for checkpoints."""
+    path = job.determined_by.get("class_path") or tables.ALGORITHMS.get(tables.point_of(job.algo)[0])
+    return None if path is None or path == tables.CHECKPOINT or tables.is_own_code(str(path)) else str(path)
 
 
 def has_settings(bundle: Bundle) -> bool:
@@ -232,9 +240,8 @@ def _measure(job: Job, store: Store, evaluation: EvaluationConfig, jobs: Mapping
         progress=lambda *_, **__: None,
         stopping=lambda: False,
     )
-    name = tables.point_of(job.algo)[0]
-    if not has_own_code(job) and (name in tables.ALGORITHMS or name == REFERENCE):
-        cast("Any", load_algorithm(name)()).metrics(context)
+    if (path := _shipped(job)) or job.algo == REFERENCE:
+        cast("Any", load_algorithm(job.algo, path)()).metrics(context)
     else:  # as most methods do, and every checkpoint
         parts.write_metrics(context)
 
@@ -264,14 +271,13 @@ def _compare(found: Recomputed, results: Results, own: Collection[str], lacking:
     for part in ("confidence", "common_eta", "split", "starts", "teachers", "grown_from"):
         if recorded[part] != computed[part]:
             found.differing.append(f"{part}: {recorded[part]} is recorded, {computed[part]} follows")
-    found.differing += list(_bounds(found.results, own))
 
 
-def _bounds(results: Results, own: Collection[str]) -> Iterator[str]:
+def _bounds(results: Results, shipped: Mapping[str, str]) -> Iterator[str]:
     """Yield methods whose divergence is an upper bound but is told as exact, or the other way round."""
-    methods = {tables.point_of(row.algo)[0] for row in results.rows} - {tables.point_of(name)[0] for name in own}
-    for name in sorted(methods & set(tables.ALGORITHMS)):
-        if load_algorithm(name).kl_is_bound is not (name in results.bounded):
+    methods = {tables.point_of(row.algo)[0] for row in results.rows}
+    for name in sorted(methods & shipped.keys()):
+        if load_algorithm(name, shipped[name]).kl_is_bound is not (name in results.bounded):
             yield f"bounded: whether KL is a bound for {name} is told wrongly"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from pipeline.commands.bundle import _risks
 from pipeline.learning.datasets.base import load_dataset, plain_text
@@ -244,6 +245,22 @@ def test_secrets_are_found(member: str, text: str, is_secret: bool) -> None:
     assert text[-10:] not in str(found)
 
 
+@pytest.mark.parametrize(
+    "value", ["Pässwort", 'a "quoted" one', r"C:\some\key", "two\nlines", "it's " + "long " * 40]
+)
+def test_values_of_the_environment_are_found_however_they_are_written(value: str) -> None:
+    plain = {"system_prompt": f"first {value} then"}
+    members = {
+        "config.yaml": yaml.safe_dump(plain).encode(),
+        "plan.json": json.dumps(plain).encode(),
+        "outcomes/x": json.dumps(plain, ensure_ascii=False).encode(),
+    }
+    found, named = find_private(members, {"MY_PASSWORD": value}, [])
+    assert set(found) == set(members)
+    assert not named
+    assert set(find_private(members, {}, [value.strip()])[1]) == set(members)
+
+
 def test_names_of_user_and_machine_are_found_as_words() -> None:
     _, named = find_private({"a": b"by ann", "b": b"planning", "c": b"box-1"}, {}, ["ann", "box-1"])
     assert named == {"a": ["ann"], "c": ["box-1"]}
@@ -253,6 +270,7 @@ def test_names_of_user_and_machine_are_found_as_words() -> None:
     ("settings", "given"),
     [
         ({"algos": {"Mine": {"class_path": "mine.Own"}}}, ()),
+        ({"algos": {"Mine": {"class_path": "pipeline.learning.algos.dpo.partial"}}}, ()),
         ({"datasets": {"d": {"class_path": "mine.Own"}}}, ()),
         ({"datasets": {"d": {"reward": "os.system"}}}, ()),
         ({"datasets": {"d": {"rewards": {"math": 1.0, "mine.f": 1.0}}}}, ()),
@@ -271,6 +289,7 @@ def test_settings_by_which_a_stranger_chooses_code_or_places_are_refused(setting
 @pytest.mark.parametrize(
     ("settings", "given"),
     [
+        ({"algos": {"Clone": {"class_path": "pipeline.learning.algos.dpo.DPO"}}}, ()),
         ({"algos": {"PITA": {"class_path": None}}, "datasets": {"d": {"reward": "exact_match"}}}, ()),
         ({"datasets": {"d": {"reward": "x", "grading": {"options": {"x": {"use": "exact_match"}}}}}}, ()),
         ({"models": {"m": {"path": "owner/name", "trust_remote_code": False}}}, ()),
