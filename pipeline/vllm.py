@@ -155,12 +155,11 @@ class Guided(vllm_draws.Draws):
             drawn = formats.Sampling(temperature=params.temperature, top_p=params.top_p)
         return _Request(None, key, drawn, prompt=prompt, output=output, eta=eta)
 
-    def _tilt(self, requests: Sequence[vllm_draws.Request]) -> sampling.Tilt:
-        tilt = super()._tilt(requests)
+    def _tilt(self, requests: Sequence[vllm_draws.Request], device: torch.device) -> sampling.Tilt:
+        tilt = super()._tilt(requests, device)
         assert isinstance(tilt.offset, sampling.KnownOffset)
-        assert self._guidance is not None
         etas = [request.eta for request in requests if isinstance(request, _Request)]
-        column = torch.tensor(etas, device=self._guidance.model.device)[:, None]
+        column = torch.tensor(etas, device=device)[:, None]
         return replace(tilt, offset=replace(tilt.offset, eta=column))
 
 

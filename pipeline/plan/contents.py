@@ -170,7 +170,7 @@ DECODING = 3
 """`pipeline.learning.generation`: draws, caches, guidance, divergences."""
 DRAWS = 1
 """`pipeline.learning.algos.groups`: what a round draws with a policy, and what it stores."""
-BACKENDS = {schema.TextBackend.vllm: 3}
+BACKENDS = {schema.TextBackend.vllm: 4}
 """`pipeline.learning.generation.vllm_engine`: how backends other than our own decoder are called."""
 TRAINING = 4
 """`pipeline.learning.training`: losses, optimizer, schedule, order of batches."""

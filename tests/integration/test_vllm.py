@@ -7,7 +7,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,10 +37,18 @@ from pipeline.learning.datasets import base, shipped
 from pipeline.learning.generation import vllm_engine
 from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.sampling import LIKELIEST, Tilt, bernoulli_offset, sample_keys
+from pipeline.learning.generation.sampling import (
+    LIKELIEST,
+    KnownOffset,
+    Tilt,
+    atoms_offset,
+    bernoulli_offset,
+    sample_keys,
+)
+from pipeline.learning.generation.vllm_plugin import GUIDED
 from pipeline.learning.models import tiny
 from pipeline.learning.models.flops import metered
-from pipeline.learning.models.value import value_model_from
+from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.outputs.formats import Sampling
 from pipeline.plan import compatibility
 from tests.doubles import small_runs
@@ -53,6 +61,7 @@ VOCABULARY, END, SAMPLES = len(TOKENIZER), 9, 2
 PROMPTS = [([1, 2, 3, 4, 5, 6] * 9)[row % 3 : 1 + row % 3 + row * 7 % 47] for row in range(32)]
 BUDGETS = np.array([row * 5 % 13 for row in range(len(PROMPTS))])
 KEYS = sample_keys(0, "test", np.arange(len(PROMPTS)), SAMPLES)
+OFFSET = bernoulli_offset(0.3)
 
 
 def policy_model(seed: int = 0, **shape: Any) -> PreTrainedModel:
@@ -67,6 +76,13 @@ def policy_model(seed: int = 0, **shape: Any) -> PreTrainedModel:
     return with_random_weights(LlamaForCausalLM(config), seed)
 
 
+def gpt2_model(seed: int = 0) -> PreTrainedModel:
+    """As the model `tiny`."""
+    shape = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    config = GPT2Config(vocab_size=VOCABULARY, eos_token_id=END, tie_word_embeddings=True, **shape)
+    return with_random_weights(GPT2LMHeadModel(config), seed)
+
+
 def with_random_weights(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     for parameter in model.parameters():
@@ -74,11 +90,37 @@ def with_random_weights(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
-def guided_by(head: HeadType, others: Others, eta: float = 0.3) -> Guidance:
-    model = value_model_from(policy_model(1, num_attention_heads=4, num_hidden_layers=1), head)
+def guided_by(
+    head: HeadType,
+    others: Others,
+    backbone: PreTrainedModel | None = None,
+    offset: KnownOffset = OFFSET,
+    atoms: int = 1,
+) -> Guidance:
+    """By a model that is narrower and less deep than the policy, with other heads, unless one is given."""
+    shape = {"hidden_size": 32, "num_attention_heads": 1, "num_hidden_layers": 1}
+    model = value_model_from(policy_model(1, **shape) if backbone is None else backbone, head, atoms)
     generator = torch.Generator().manual_seed(2)
     model.head.weight.data = torch.randn(model.head.weight.shape, generator=generator)
-    return Guidance(model.eval().requires_grad_(False), Tilt(bernoulli_offset(eta), 4, others=others))
+    return Guidance(model.eval().requires_grad_(False), Tilt(offset, 4, others=others))
+
+
+def guided_beside(others: Others) -> Guidance:
+    """By a Q head that vLLM cannot read: on CPUs it has no heads of 16 numbers."""
+    return guided_by(HeadType.q, others, policy_model(1, num_attention_heads=4, num_hidden_layers=1))
+
+
+def is_one_model() -> bool:
+    """Whether vLLM reads the guide with the policy."""
+    (engine,) = vllm_engine._kept
+    return engine.llm.llm_engine.model_config.architectures == [GUIDED]
+
+
+GUIDES = {
+    "q": partial(guided_by, HeadType.q),
+    "q beside vLLM": guided_beside,
+    "v": partial(guided_by, HeadType.v),
+}
 
 
 @dataclass
@@ -145,17 +187,46 @@ def test_likeliest_completions_are_written_beside_drawn_ones() -> None:
     assert found.tokens[::SAMPLES] == greedy.tokens
 
 
-@pytest.mark.parametrize("head", HeadType, ids=lambda one: one.name)
+@pytest.mark.parametrize("guide", GUIDES)
 @pytest.mark.parametrize("others", Others, ids=lambda one: one.name)
 @pytest.mark.parametrize("greedy", [False, True])
-def test_a_value_model_guides_inside_an_engine(head: HeadType, others: Others, greedy: bool) -> None:
-    guided = assert_as_own(policy_model(), Case(guided_by(head, others), greedy))
+def test_a_value_model_guides_inside_an_engine(guide: str, others: Others, greedy: bool) -> None:
+    guided = assert_as_own(policy_model(), Case(GUIDES[guide](others), greedy))
     plain, _ = Case(greedy=greedy).written(policy_model(), TextBackend.own)
     assert guided.tokens != plain.tokens
+    assert is_one_model() == (guide == "q")
 
 
 def test_a_policy_may_have_tokens_that_its_guide_lacks() -> None:
     assert_as_own(policy_model(vocab_size=VOCABULARY + 8), Case(guided_by(HeadType.q, Others.kept)))
+    assert is_one_model()
+
+
+def test_a_guide_may_be_wider_than_the_policy_and_give_distributions() -> None:
+    wide = policy_model(1, hidden_size=128, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=3)
+    guidance = guided_by(HeadType.q, Others.kept, wide, atoms_offset([0, 0.5, 1], 0.3), atoms=3)
+    assert_as_own(policy_model(), Case(guidance))
+    assert is_one_model()
+
+
+def test_guides_of_a_shape_take_turns_in_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    policy = policy_model()
+    guides = [guided_by(HeadType.q, Others.kept, policy_model(seed)) for seed in (1, 2)]
+    for number, guidance in enumerate(guides):
+        guidance.model.save_pretrained(tmp_path / str(number))  # as rounds do
+    models = [ValueModel.from_pretrained(tmp_path / str(number)).requires_grad_(False) for number in (0, 1)]
+    first, second = (replace(guidance, model=model) for guidance, model in zip(guides, models, strict=True))
+    assert_as_own(policy, Case(first))
+    (engine,) = vllm_engine._kept
+    assert_as_own(policy, Case(second))
+    with torch.no_grad():
+        second.model.head.weight.neg_()  # as a training does
+    assert_as_own(policy, Case(second))
+    assert_as_own(policy_model(5), Case(first))
+    assert vllm_engine._kept == [engine]
+    monkeypatch.setattr(vllm_engine, "_weights", lambda model, _: vllm_engine.whole_weights(model))
+    with pytest.raises(JobError, match="other values"):
+        Case(second).written(policy, TextBackend.vllm)
 
 
 def test_guidance_knows_nuclei_and_stops() -> None:
@@ -163,9 +234,9 @@ def test_guidance_knows_nuclei_and_stops() -> None:
     assert_as_own(policy_model(), Case(guided_by(HeadType.v, Others.kept), settings=settings))
 
 
-@pytest.mark.parametrize("head", [None, *HeadType], ids=str)
+@pytest.mark.parametrize("guide", [None, *GUIDES])
 def test_rows_may_be_preempted_and_prompts_read_in_parts(
-    head: HeadType | None, monkeypatch: pytest.MonkeyPatch
+    guide: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -190,11 +261,12 @@ def test_rows_may_be_preempted_and_prompts_read_in_parts(
     small = {**few, "kv_cache_memory_bytes": 1 << 25}
     monkeypatch.setattr(vllm_engine.VLLMBackend, "_memory", lambda *_: small)
     vllm_engine.release()
-    guidance = None if head is None else guided_by(head, Others.offset_zero)
+    guidance = None if guide is None else GUIDES[guide](Others.offset_zero)
     prompts = np.random.default_rng(0).integers(1, 9, (32, 36)).tolist()
     cut = [prompt[: 21 + row % 16] for row, prompt in enumerate(prompts)]
     assert_as_own(policy_model(), Case(guidance, False, (("batch_size", 64),), cut, np.full(32, 24)))
     assert min(seen.values()) > 0, seen
+    assert is_one_model() == (guide == "q")
     vllm_engine.release()
 
 
@@ -217,9 +289,7 @@ def test_other_weights_take_the_place_of_those_before(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_tied_weights_are_replaced_as_well(seed: int) -> None:
-    shape = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64}  # as the model `tiny`
-    config = GPT2Config(vocab_size=VOCABULARY, eos_token_id=END, tie_word_embeddings=True, **shape)
-    assert_as_own(with_random_weights(GPT2LMHeadModel(config), seed), Case())
+    assert_as_own(gpt2_model(seed), Case())
 
 
 def test_an_engine_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +321,13 @@ def test_families_that_vllm_reads_otherwise_write_as_own(config: Callable[..., P
             torch.nn.init.normal_(parameter, std=0.3)
     for model in (first, second, first):
         assert_as_own(model, Case())
+
+
+def test_families_of_policy_and_guide_may_differ() -> None:
+    gpt2 = gpt2_model()
+    for policy, guide in ((gpt2, policy_model(1)), (policy_model(), gpt2)):
+        assert_as_own(policy, Case(guided_by(HeadType.q, Others.kept, guide)))
+        assert is_one_model()
 
 
 def test_an_engine_that_failed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,6 +428,8 @@ class Runner:
 
     model: PreTrainedModel
     draws: Any
+    guide: PreTrainedModel | None = None
+    """A value model that is read with the policy."""
     slots: int = 6
     part: int = 16
 
@@ -406,25 +485,25 @@ class Runner:
         return int(max(self.prefill[slot], live[slot][1] + (live[slot][1] >= self.prefill[slot])))
 
     def _logits(self, order: list[int], lengths: NDArray[np.int32]) -> torch.Tensor:
-        rows = [
-            self.model(self.ids[slot, :n][None].long()).logits[0, -1]
-            for slot, n in zip(order, lengths, strict=True)
-        ]
+        texts = [self.ids[slot, :n][None].long() for slot, n in zip(order, lengths, strict=True)]
+        rows = [self.model(ids).logits[0, -1] for ids in texts]
+        if self.guide is not None:
+            rows = [torch.cat([row, self.guide(ids)[0, -1]]) for row, ids in zip(rows, texts, strict=True)]
         return torch.stack(rows).float()
 
 
-@pytest.mark.parametrize("head", [None, *HeadType], ids=str)
-def test_slots_are_followed_as_rows_are(head: HeadType | None) -> None:
+@pytest.mark.parametrize("guide", [None, *GUIDES])
+def test_slots_are_followed_as_rows_are(guide: str | None) -> None:
     from pipeline.learning.generation.vllm_draws import Draws, arguments
 
-    model, guidance = policy_model(), None if head is None else guided_by(head, Others.kept)
+    model, guidance = policy_model(), None if guide is None else GUIDES[guide](Others.kept)
     drawn = Sampling(temperature=1.1, top_p=0.9)
     case = Case(guidance, settings=(("temperature", 1.1), ("top_p", 0.9)))
     own, _ = case.written(model, TextBackend.own)
-    config = SimpleNamespace(
-        scheduler_config=SimpleNamespace(max_num_seqs=6), model_config=SimpleNamespace(max_model_len=64)
-    )
-    runner = Runner(model, None)
+    names = [GUIDED] if guide == "q" else []
+    served = SimpleNamespace(max_model_len=64, architectures=names, get_vocab_size=lambda: VOCABULARY)
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=6), model_config=served)
+    runner = Runner(model, None, guidance.model if guide == "q" else None)
     runner.draws = Draws(config, runner.state)
     runner.draws.begin(guidance, None, None, 0)
     samples = [at for at in range(KEYS.size) if BUDGETS[at // SAMPLES]]

@@ -185,7 +185,11 @@ def test_requests_of_many_strengths_at_once_get_the_texts_of_generate(exported: 
 
 def served_model(folder: Path, length: int = 64, head: int = 32, dtype: str = "float32") -> Any:
     return SimpleNamespace(
-        model=str(folder), max_model_len=length, dtype=f"torch.{dtype}", get_head_size=lambda: head
+        model=str(folder),
+        max_model_len=length,
+        dtype=f"torch.{dtype}",
+        get_head_size=lambda: head,
+        architectures=["GPT2LMHeadModel"],
     )
 
 

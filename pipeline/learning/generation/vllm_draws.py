@@ -25,6 +25,7 @@ from pipeline.learning.generation import row_models, sampling
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.steps import guided_step
 from pipeline.learning.generation.stops import NOTHING, StopStrings
+from pipeline.learning.generation.vllm_plugin import GUIDED
 from pipeline.outputs.formats import Sampling
 
 try:
@@ -81,12 +82,14 @@ class Told:
         kl: KL divergence of the step, in nats.
         num_read: Candidates that the value model has read.
         logprobs: Log-probability of the drawn token under the policy's whole distribution.
+        values: Value of the drawn token, or those of its atoms, where vLLM has computed them.
         lost: Steps at which what a model computed was no number, with the name of the model.
     """
 
     kl: dict[int, float] = field(default_factory=dict)
     num_read: dict[int, int] = field(default_factory=dict)
     logprobs: dict[int, float] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
 
     def first(self, count: int) -> tuple[float, NDArray[np.int64], NDArray[np.float32]]:
@@ -101,6 +104,18 @@ class Told:
         read = np.array([self.num_read.get(step, 0) for step in range(count)], np.int64)
         logprobs = np.array([self.logprobs[step] for step in range(count)], np.float32)
         return float(np.sum([self.kl.get(step, 0.0) for step in range(count)])), read, logprobs
+
+
+class Computed(row_models.VocabularyRows):
+    """For head "q": values of one step, which vLLM has computed beside the logits (`vllm_model`)."""
+
+    def __init__(self, known: Tensor) -> None:
+        """Take the values of every next token, shape [n, V], or [n, V, a] with a atoms."""
+        self.known = known
+
+    def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:
+        """Look the candidates up."""
+        return row_models.candidate_values(self.known, candidates)
 
 
 class Texts(Protocol):
@@ -136,6 +151,9 @@ class Draws(LogitsProcessor, SlotProcessor):  # type: ignore[misc] # vLLM is not
         self._slots = int(vllm_config.scheduler_config.max_num_seqs)
         self._width = int(vllm_config.model_config.max_model_len)
         self._state = device_or_state
+        self._is_one = GUIDED in vllm_config.model_config.architectures
+        """Whether the engine's model has the guide inside, and gives its values beside the logits."""
+        self._policy_width = vllm_config.model_config.get_vocab_size() if self._is_one else 0
         self._requests: dict[int, Request] = {}
         self._rows: list[Request] = []
         """Rows that the value model follows, in the order of its slots."""
@@ -162,7 +180,7 @@ class Draws(LogitsProcessor, SlotProcessor):  # type: ignore[misc] # vLLM is not
         self._requests, self._rows, self._steps, self._told = {}, [], [], {}
         self._guidance, self._stops, self._end = guidance, stops, end
         self._guide = None
-        if guidance is not None:
+        if guidance is not None and not self._is_one:
             self._guide = row_models.guide_of(guidance.model, self._slots, self._width, pad_id)
             if not self._guide.joins:
                 kind = guidance.model.backbone.config.model_type
@@ -212,9 +230,15 @@ class Draws(LogitsProcessor, SlotProcessor):  # type: ignore[misc] # vLLM is not
         """Leave one token in every row whose text is read to its end.
 
         Args:
-            logits: Shape [n, V], overwritten.
+            logits: Shape [n, V], overwritten; values beside them are left out of what is returned.
             ctx: The rows of the step, with the second interface.
+
+        Raises:
+            JobError: There are not as many values beside the logits as the guide has.
         """
+        values = None
+        if self._is_one:
+            logits, values = self._parted(logits)
         if ctx is None:
             places = sorted(self._requests)
             requests = [self._requests[place] for place in places]
@@ -236,7 +260,11 @@ class Draws(LogitsProcessor, SlotProcessor):  # type: ignore[misc] # vLLM is not
         chosen = at if order is None else at[torch.tensor(order, device=at.device)]
         if order is not None:
             requests, steps = [requests[row] for row in order], [steps[row] for row in order]
-        tokens = self._take(logits.index_select(0, chosen), requests, steps)
+        read, known = logits, values
+        if order is not None or len(places) < len(logits):  # else these are all rows, and no copy is needed
+            read = logits.index_select(0, chosen)
+            known = None if values is None else values.index_select(0, chosen)
+        tokens = self._take(read, self._guide if known is None else Computed(known), requests, steps)
         if self._stops is not None and self._end is not None:
             ended = self._stops.complete(texts.ends(self._stops.reach))
             ended = (ended if order is None else ended[order]) & (np.array(steps) > 0)
@@ -250,9 +278,21 @@ class Draws(LogitsProcessor, SlotProcessor):  # type: ignore[misc] # vLLM is not
     ) -> Request:
         return Request.of(params, prompt, output)
 
-    def _tilt(self, requests: Sequence[Request]) -> sampling.Tilt:
+    def _tilt(self, requests: Sequence[Request], device: torch.device) -> sampling.Tilt:
         assert self._guidance is not None
         return self._guidance.tilt
+
+    def _parted(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits and the values of rows that have both side by side."""
+        assert self._guidance is not None
+        model, width = self._guidance.model, self._policy_width
+        if logits.shape[1] != width + model.head.out_features:
+            raise JobError(
+                f"vLLM gives {logits.shape[1]} numbers a row for a policy of {width} tokens and a value model "
+                f"with {model.head.out_features} values; use generation.backend=own"
+            )
+        atoms, values = model.config.atoms, logits[:, width:]
+        return logits[:, :width].contiguous(), values.unflatten(-1, (-1, atoms)) if atoms > 1 else values
 
     def _follow(self, requests: Sequence[Request], steps: Sequence[int], texts: Texts) -> list[int] | None:
         """Bring the value model to the ends of the rows; return the order in which it has them, None without one.
@@ -299,7 +339,13 @@ class Draws(LogitsProcessor, SlotProcessor):  # type: ignore[misc] # vLLM is not
         assert self._guidance is not None
         return self._guidance.model.device
 
-    def _take(self, logits: Tensor, requests: Sequence[Request], steps: Sequence[int]) -> Tensor:
+    def _take(
+        self,
+        logits: Tensor,
+        guide: row_models.Guide | None,
+        requests: Sequence[Request],
+        steps: Sequence[int],
+    ) -> Tensor:
         """Take tokens, and note the numbers of the step."""
         guidance = self._guidance
         if guidance is not None and guidance.model.vocabulary < logits.shape[1]:
@@ -308,32 +354,36 @@ class Draws(LogitsProcessor, SlotProcessor):  # type: ignore[misc] # vLLM is not
         is_whole = all(request.sampling.is_whole for request in requests)
         kl = None if is_whole else sampling.nucleus_kl(whole, logprobs)
         keys = np.array([request.key for request in requests], np.uint64)
-        num_read = None
-        if self._guide is not None:
+        num_read = value = None
+        if guide is not None:
             assert guidance is not None
-            greedy, tilt = keys == sampling.LIKELIEST, self._tilt(requests)
+            greedy, tilt = keys == sampling.LIKELIEST, self._tilt(requests, logits.device)
             others = np.where(greedy, keys, sampling.stream_beside(keys, OTHERS))
             draws = _draws([keys, others], steps, logits.device)
             drawn = None if greedy.all() else draws
-            tokens, divergence = guided_step(self._guide, tilt, logprobs, drawn, some_likeliest=greedy.any())
-            kl, num_read = divergence if kl is None else kl + divergence, self._guide.asked
+            tokens, divergence = guided_step(guide, tilt, logprobs, drawn, some_likeliest=greedy.any())
+            kl, num_read = divergence if kl is None else kl + divergence, guide.asked
+            if isinstance(guide, Computed):
+                value = row_models.candidate_values(guide.known, tokens[:, None]).squeeze(1)
         else:
             draws = _draws([keys], steps, logits.device)
             tokens = sampling.take_tokens(logprobs, draws[0], some_likeliest=True)
         taken = whole.gather(-1, tokens[:, None]).squeeze(-1)
-        self._steps.append(([*requests], [*steps], [sampling.is_no_number(whole), kl, num_read, taken]))
+        self._steps.append(([*requests], [*steps], [sampling.is_no_number(whole), kl, num_read, taken, value]))
         if len(self._steps) >= FLUSH:
             self._flush()
         return tokens
 
     def _flush(self) -> None:
         for requests, steps, parts in self._steps:
-            lost, kl, num_read, taken = ([] if part is None else part.tolist() for part in parts)
+            lost, kl, num_read, taken, value = ([] if part is None else part.tolist() for part in parts)
             for row, (request, step) in enumerate(zip(requests, steps, strict=True)):
                 if request.name is None:
                     continue
                 told = self._told.setdefault(request.name, Told())
                 told.logprobs[step] = taken[row]
+                if value:
+                    told.values[step] = value[row]
                 told.lost.pop(step, None)
                 if lost[row]:
                     told.lost[step] = "policy"

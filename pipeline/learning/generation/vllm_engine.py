@@ -7,7 +7,7 @@ the weights are replaced.
 import importlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
@@ -18,17 +18,21 @@ from weakref import ref
 import numpy as np
 import torch
 import torch.distributed as dist
+import transformers
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from transformers import PreTrainedModel
 
 from pipeline.errors import JobError
+from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import sampling
 from pipeline.learning.generation.decode import DecodeSettings, DecodingWork, Guidance
 from pipeline.learning.generation.sampling import LIKELIEST, Keys
+from pipeline.learning.generation.vllm_plugin import GUIDED
 from pipeline.learning.memory.shape import cached_numbers
 from pipeline.learning.models import batch_size, cache
+from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.lora import whole_weights
 
 if TYPE_CHECKING:
@@ -67,28 +71,29 @@ class Engine:
         started_with: All that it was started with but weights; another one replaces it for anything else.
         llm: The engine of vLLM.
         draws: Its logits processor.
-        weights: Returns the model whose weights it has, unless that one was freed.
-        versions: How often those weights had been changed in place.
+        weights: Return the models whose weights it has, unless those were freed: the policy, and a guide inside.
+        versions: How often their weights had been changed in place.
     """
 
     started_with: object
     llm: Any
     draws: "Draws"
-    weights: "ref[PreTrainedModel] | None" = None
+    weights: "Sequence[ref[PreTrainedModel]]" = ()
     versions: int = 0
 
-    def load(self, model: PreTrainedModel) -> None:
-        """Take the weights of a model, unless they are what it has.
+    def load(self, model: PreTrainedModel, guide: ValueModel | None) -> None:
+        """Take the weights of a policy, and of the guide of a model that has one inside, unless it has them.
 
         Raises:
             JobError: vLLM knows no weight of such a name.
         """
-        versions = sum(weight._version for weight in model.parameters())
-        same = self.weights is not None and self.weights() is model and self.versions == versions
+        models = [model] if guide is None else [model, guide]
+        versions = sum(weight._version for one in models for weight in one.parameters())
+        same = [kept() for kept in self.weights] == models and self.versions == versions
         if not same or _is_trained(model):  # fused optimizers change weights without a new version
             kernels = self.llm.apply_model(_without_kernels)[0]
             try:
-                self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": whole_weights(model)})
+                self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": _weights(model, guide)})
             except (KeyError, ValueError) as error:
                 raise JobError(
                     f"vLLM does not take the weights of {type(model).__name__} by their names "
@@ -97,8 +102,17 @@ class Engine:
             for experts, kernel in kernels:
                 experts.moe_kernel = experts.moe_kernel or kernel
             self.llm.apply_model(_tied_again)
-            self.weights, self.versions = ref(model), versions
+            self.weights, self.versions = [ref(one) for one in models], versions
         self.llm.reset_prefix_cache()  # what is computed must not depend on earlier jobs of the worker
+
+
+def _weights(model: PreTrainedModel, guide: ValueModel | None) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a policy, then those of a guide, as `vllm_model` names them."""
+    yield from whole_weights(model)
+    if guide is not None:
+        inside = guide.backbone.base_model_prefix
+        yield from ((f"guide.{inside}.{name}", weight) for name, weight in whole_weights(guide.backbone))
+        yield from ((f"value_head.{name}", weight.detach()) for name, weight in guide.head.named_parameters())
 
 
 def _is_trained(model: nn.Module) -> bool:
@@ -211,19 +225,32 @@ class VLLMBackend:
             for at, written in zip(part, self._drawn(engine, work, part, streams), strict=True):
                 stops, prompt = self._settings.stops, at // work.samples
                 tokens = stops.until(work.begun_with(prompt), written) if stops else written
-                kl, num_read, logprobs = engine.draws.told(at).first(len(tokens))
+                told = engine.draws.told(at)
+                kl, num_read, logprobs = told.first(len(tokens))
                 positions = work.lengths[prompt] + 1 + np.arange(len(tokens))
                 work.finish(at, tokens, kl, np.array([num_read.sum(), (num_read * positions).sum()]), logprobs)
                 if len(tokens) and (not compared or at == waiting[-1]):  # a short text and a long one
-                    self._compare(work.prompts[prompt], tokens, logprobs)
+                    self._compare(work.prompts[prompt], tokens, logprobs, told.values)
                     compared = True
         work.count(self._model, None if self._guidance is None else self._guidance.model)
 
-    def _compare(self, prompt: Sequence[int], tokens: Sequence[int], found: NDArray[np.float32]) -> None:
-        """Refuse an engine whose class, or whose new weights, compute something else than the policy's model.
+    def _compare(
+        self,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        found: NDArray[np.float32],
+        values: Mapping[int, Any],
+    ) -> None:
+        """Refuse an engine whose class, or whose new weights, compute something else than the models.
+
+        Args:
+            prompt: Token ids.
+            tokens: Its completion.
+            found: Log-probabilities of these tokens by vLLM.
+            values: Their values by vLLM, by step; empty where it computes none.
 
         Raises:
-            JobError: Log-probabilities of a completion differ by more than rounding.
+            JobError: They differ by more than rounding.
         """
         ids = torch.tensor([[*prompt, *tokens]], device=self._model.device)
         temperature = self._settings.sampling.temperature
@@ -237,6 +264,17 @@ class VLLMBackend:
                 f"vLLM computes other probabilities than {type(self._model).__name__} of transformers: the "
                 f"log-probabilities of a completion differ by {apart:.2g} a token; use generation.backend=own"
             )
+        if values:
+            assert self._guidance is not None
+            with torch.inference_mode():
+                wanted = self._guidance.model(ids, following=ids[:, 1:])[0, len(prompt) - 1 :].cpu().numpy()
+            computed = np.array([values[step] for step in range(len(tokens))])
+            apart = float(np.abs(wanted - computed).mean())
+            if not apart <= ROUNDING[self._dtype] * max(1.0, float(np.abs(wanted).mean())):
+                raise JobError(
+                    "vLLM computes other values than the value model of transformers: those of a completion "
+                    f"differ by {apart:.2g} a token; use generation.backend=own"
+                )
 
     def _drawn(self, engine: Engine, work: DecodingWork, part: Sequence[int], keys: Keys) -> list[list[int]]:
         """Return completions of samples."""
@@ -294,6 +332,7 @@ class VLLMBackend:
 
         # A power of two, so that jobs of nearly the same length share an engine.
         context, room = context_length(self._model), 1 << max(0, longest - 1).bit_length()
+        guide = self._inside()
         wanted = {
             "dtype": str(self._dtype).removeprefix("torch."),
             "max_num_seqs": self._settings.batch_size,
@@ -302,43 +341,68 @@ class VLLMBackend:
         }
         if self._settings.batch_size > FEW_TOKENS:
             wanted["max_num_batched_tokens"] = self._settings.batch_size
-        shape = {name: value for name, value in self._model.config.to_dict().items() if name != "_name_or_path"}
-        started_with = (wanted, self._memory_mb, shape)
+        models = [self._model] if guide is None else [self._model, guide.backbone]
+        shapes = [{**model.config.to_dict(), "_name_or_path": None} for model in models]
+        started_with = (wanted, self._memory_mb, shapes, None if guide is None else guide.config.atoms)
         try:
             if not (_kept and _kept[0].started_with == started_with):
                 release()
                 batch_size.free_memory()
-                _kept.append(self._started(wanted, started_with))
-            _kept[0].load(self._model)
+                _kept.append(self._started(wanted, started_with, guide))
+            _kept[0].load(self._model, guide)
         except BaseException as error:
             release()
             self._tell_no_room(error)
             raise
         return _kept[0]
 
-    def _started(self, wanted: dict[str, Any], started_with: object) -> Engine:
+    def _inside(self) -> ValueModel | None:
+        """Return the value model if vLLM can read it with the policy, as one model (`vllm_model`); else None.
+
+        Else it is read beside vLLM (`vllm_draws`), as a V head must be: its candidates are known only when the
+        policy was read.
+        """
+        guide = None if self._guidance is None else self._guidance.model
+        if guide is None or guide.config.head != HeadType.q.name or guide.dtype != self._dtype:
+            return None
+        with _as_before():
+            from pipeline.learning.generation.vllm_model import architecture_of, why_apart
+
+            policy = self._model.config
+            if type(self._model) is not getattr(transformers, architecture_of(policy), None):
+                return None  # its code came with it
+            return None if why_apart(policy, guide.backbone.config, self._settings.device) else guide
+
+    def _started(self, wanted: dict[str, Any], started_with: object, guide: ValueModel | None) -> Engine:
         with ExitStack() as after:
             after.enter_context(_as_before())
             vllm = importlib.import_module("vllm")
             from pipeline.learning.generation.vllm_draws import Draws
+            from pipeline.learning.generation.vllm_model import GuidedForCausalLM, has_class
 
             name = type(self._model).__name__
-            if name not in vllm.ModelRegistry.get_supported_archs() or "transformers" in str(
-                vllm.ModelRegistry.models[name]
-            ):
+            if not has_class(name):
                 # It would run transformers' own classes, and change them for this process.
                 raise JobError(f"vLLM {vllm.__version__} has no {name} of its own; use generation.backend=own")
             folder = self._model.name_or_path
             if not wanted["trust_remote_code"]:
-                folder = after.enter_context(TemporaryDirectory(prefix="config-", dir=cache.scratch_folder()))
+                around = after.enter_context(TemporaryDirectory(prefix="config-", dir=cache.scratch_folder()))
                 config = type(self._model.config).from_dict(self._model.config.to_dict())
                 config.architectures = [name]
                 if config.model_type == "cohere2":
                     config.sliding_window -= 1  # vLLM 0.32 adds one to it, transformers none
+                folder = f"{around}/reference"
                 config.save_pretrained(folder)
+            more: dict[str, Any] = {}
+            if guide is not None:
+                guide.backbone.config.save_pretrained(around)
+                guide.save_settings(around)
+                vllm.ModelRegistry.register_model(GUIDED, GuidedForCausalLM)  # before vLLM finds the plugin
+                more = {"hf_overrides": {"architectures": [GUIDED]}}
             llm = vllm.LLM(
                 **wanted,
-                **self._memory(wanted["max_model_len"], wanted["dtype"]),
+                **self._memory(wanted["max_model_len"], wanted["dtype"], guide),
+                **more,
                 model=folder,
                 load_format="dummy",  # weights come from memory
                 seed=0,
@@ -348,11 +412,13 @@ class VLLMBackend:
             )
         return Engine(started_with, llm, Draws.made)
 
-    def _memory(self, longest: int, dtype: str) -> dict[str, Any]:
+    def _memory(self, longest: int, dtype: str, guide: ValueModel | None) -> dict[str, Any]:
         """Return the arguments that limit the memory of an engine for texts of a type of numbers."""
         if self._settings.device == "cpu":  # compiled steps are slower there
             tokens = self._settings.batch_size * -(-longest // CPU_BLOCK) * CPU_BLOCK
-            cached = cached_numbers(self._model.config.get_text_config()) * getattr(torch, dtype).itemsize
+            models = [self._model] if guide is None else [self._model, guide.backbone]
+            numbers = sum(cached_numbers(model.config.get_text_config()) for model in models)
+            cached = numbers * getattr(torch, dtype).itemsize
             usual = min(max(tokens * cached // MIB, ON_CPU_MB[0]), ON_CPU_MB[1])
             return {"kv_cache_memory_bytes": (self._memory_mb or usual) * MIB, "enforce_eager": True}
         free, total = torch.cuda.mem_get_info()

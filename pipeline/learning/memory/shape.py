@@ -82,10 +82,14 @@ def shape_of_config(config: Any, name: str) -> ModelShape:
 
 def cached_numbers(text: Any) -> int:
     """Return how many numbers a model caches for each token, from its text configuration."""
-    # A model with only state-space layers has no heads.
+    heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", None) or 0
+    return int(2 * text.num_hidden_layers * heads * head_size(text))
+
+
+def head_size(text: Any) -> int:
+    """Return how many numbers a head of attention has; 0 for a model with only state-space layers."""
     heads = getattr(text, "num_attention_heads", None) or 0
-    of_head = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
-    return int(2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or heads) * of_head)
+    return int(getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0))
 
 
 def _without_numbers(config: Any, name: str) -> Any:

@@ -106,10 +106,7 @@ class ValueModel(PreTrainedModel):
         assert isinstance(shape, PreTrainedConfig)
         made = AutoModel.from_config(shape) if backbone is None else backbone
         outputs = 1 if config.head == HeadType.v.name else shape.get_text_config().vocab_size
-        text = shape.get_text_config()
-        # Some OPT models project the outputs of their layers back to the size of their embeddings.
-        width = getattr(text, "word_embed_proj_dim", None) or text.hidden_size
-        self.head = nn.Linear(width, outputs * config.atoms)
+        self.head = nn.Linear(width_of(shape), outputs * config.atoms)
         if backbone is None:
             self.backbone = made
             self.post_init()
@@ -139,9 +136,12 @@ class ValueModel(PreTrainedModel):
         self.backbone.save_pretrained(folder, **options)
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
         save_file(weights, folder / HEAD_WEIGHTS)
-        files.write_whole(
-            folder / HEAD_SETTINGS, json.dumps({"head": self.config.head, "atoms": self.config.atoms}) + "\n"
-        )
+        self.save_settings(folder)
+
+    def save_settings(self, folder: str | os.PathLike[str]) -> None:
+        """Save what the head is, which is not in the backbone's configuration."""
+        settings = {"head": self.config.head, "atoms": self.config.atoms}
+        files.write_whole(Path(folder) / HEAD_SETTINGS, json.dumps(settings) + "\n")
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str], **options: Any) -> ValueModel:  # type: ignore[override]
@@ -156,12 +156,11 @@ class ValueModel(PreTrainedModel):
         """
         backbone: PreTrainedModel = AutoModel.from_pretrained(str(folder), **options)
         try:
-            settings = foreign.parse_json(foreign.read_plain(Path(folder) / HEAD_SETTINGS, follow=True))
-            head, atoms = HeadType[settings["head"]].name, int(settings["atoms"])
+            head, atoms = head_settings(folder)
             # A copy: what a model does to its configuration is not for the backbone's, which is loaded already.
             shape = copy.deepcopy(backbone.config)
             attention = backbone.config._attn_implementation
-            config = ValueConfig(backbone=shape, head=head, atoms=atoms, attn_implementation=attention)
+            config = ValueConfig(backbone=shape, head=head.name, atoms=atoms, attn_implementation=attention)
             model = cls(config, backbone)
             model.head.load_state_dict(load_file(Path(folder) / HEAD_WEIGHTS))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -222,6 +221,20 @@ class ValueModel(PreTrainedModel):
         values: Tensor = (rows * hidden.to(rows.dtype)[:, :, None]).sum(-1)
         values = (values + functional.embedding(tokens, self.head.bias.view(-1, atoms))).float()
         return values if atoms > 1 else values.squeeze(-1)
+
+
+def head_settings(folder: str | os.PathLike[str]) -> tuple[HeadType, int]:
+    """Return the type of a saved head and its atoms; errors are those of reading, and `KeyError` and the like."""
+    settings = foreign.parse_json(foreign.read_plain(Path(folder) / HEAD_SETTINGS, follow=True))
+    return HeadType[settings["head"]], int(settings["atoms"])
+
+
+def width_of(config: PreTrainedConfig) -> int:
+    """Return the size of the last hidden states of a backbone."""
+    text = config.get_text_config()
+    # Some OPT models project the outputs of their layers back to the size of their embeddings.
+    width: int = getattr(text, "word_embed_proj_dim", None) or text.hidden_size
+    return width
 
 
 @functools.cache
