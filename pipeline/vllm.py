@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
 from pipeline.config import schema
 from pipeline.config.plain import brief
@@ -26,7 +27,9 @@ from pipeline.foreign import ForeignDataError
 from pipeline.learning.generation import sampling, vllm_draws
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.guided import STREAM, SavedGuide
+from pipeline.learning.generation.vllm_plugin import GUIDED, guide_folder
 from pipeline.learning.models import load
+from pipeline.learning.models.value import ValueConfig, ValueModel, head_settings
 from pipeline.outputs import formats
 from pipeline.plan.compatibility import HEADS_ON_CPU
 
@@ -96,8 +99,12 @@ class Guided(vllm_draws.Draws):
         usage, saved = _read(folder)
         dtype = str(settings.dtype).removeprefix("torch.")
         system = schema.SystemConfig(dtype=schema.DType(dtype))
-        with load.without_progress_bars():
-            model = load.load_value(folder, system, device)
+        if is_one := GUIDED in settings.architectures:  # vLLM has loaded it with the reference
+            model = _without_weights(folder)
+            _check_parts(settings, model, device)
+        else:
+            with load.without_progress_bars():
+                model = load.load_value(folder, system, device)
         context = load.context_length(model.backbone)
         if context is not None and settings.max_model_len > context:
             raise ConfigError(
@@ -107,11 +114,13 @@ class Guided(vllm_draws.Draws):
         self._usual_eta = math.inf if saved.eta is None else saved.eta
         self._greedy = formats.Sampling(**usage.drawing.options())
         self.begin(Guidance(model, SavedGuide(model=model, settings=saved).tilt(1.0)), None, None, pad_id=0)
-        self._reserve()
+        if not is_one:
+            self._reserve()
         if dtype != usage.drawing.dtype:
             told = "--dtype %s: the run computed in %s, so texts may differ from its own"
             _log.warning(told, dtype, usage.drawing.dtype)
         told = f"guided by {folder.resolve().name} ({usage.chain}, round {usage.round})"
+        told += f" in one {GUIDED}" if is_one else ""
         _log.info("%s, eta %g unless a request asks for another", told, self._usual_eta)
 
     @torch.inference_mode()
@@ -199,15 +208,36 @@ def _check(vllm_config: Any, device: str) -> None:
 
 
 def _folder(vllm_config: Any) -> Path:
-    """Return the folder of the value model: the one that is named, or that around the served model."""
-    named, served = (vllm_config.additional_config or {}).get("guide"), Path(vllm_config.model_config.model)
-    folder = Path(named).expanduser() if named else served.resolve().parent
+    folder = guide_folder(vllm_config)
     if not (folder / formats.GUIDANCE).is_file():
         raise ConfigError(
             f"{folder} is no exported value model (it has no {formats.GUIDANCE}): serve the reference in one "
             '(`vllm serve my_model/reference`), or name it: --additional-config \'{"guide": "my_model"}\''
         )
     return folder
+
+
+def _without_weights(folder: Path) -> ValueModel:
+    """Return what a saved value model is, on torch's meta device."""
+    head, atoms = head_settings(folder)
+    shape = ValueConfig(AutoConfig.from_pretrained(folder), head.name, atoms)
+    with torch.device("meta"):
+        return ValueModel(shape)
+
+
+def _check_parts(settings: Any, model: ValueModel, device: str) -> None:
+    """Refuse a value model that vLLM cannot read with its reference, as one model.
+
+    Raises:
+        ConfigError: It says so.
+    """
+    from pipeline.learning.generation.vllm_model import why_apart
+
+    beside = "leave out --hf-overrides, so that it is read beside vLLM"
+    if settings.quantization is not None:
+        raise ConfigError(f"--quantization: the value model has no such weights; {beside}")
+    if (why := why_apart(settings.hf_config, model.backbone.config, device)) is not None:
+        raise ConfigError(f"the value model and the reference are no one {GUIDED}: {why}; {beside}")
 
 
 def _read(folder: Path) -> tuple[formats.Usage, formats.GuidanceSettings]:

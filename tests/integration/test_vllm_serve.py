@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -23,10 +24,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoConfig, MistralConfig
 
 import pipeline
 from pipeline.commands import export as exporting
 from pipeline.errors import ConfigError
+from pipeline.learning.generation.vllm_plugin import GUIDED
 from tests.doubles.small_runs import ROOT, run_here, wait_for
 
 pytestmark = [
@@ -34,13 +37,13 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 PROMPTS = ["123+456=", "619+049=", "999+001=", "1+1=", "12+99=", "555+555=", "7+8=", "320+111="]
+AS_ONE = ("--hf-overrides", json.dumps({"architectures": [GUIDED]}))
 ETAS = [0.001, 0.05, 0.1, 0.3, 1.0, 10.0, "inf", None]
 WHERE = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    "PYTHONPATH": str(ROOT),
 }
 
 
@@ -54,8 +57,22 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with this package as it is installed, by which vLLM finds its plugin."""
+    folder = tmp_path_factory.mktemp("installed")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    about = folder / f"{project['name'].replace('-', '_')}-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
+    points = project["entry-points"]["vllm.general_plugins"]
+    lines = [f"{name} = {place}" for name, place in points.items()]
+    (about / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *lines]) + "\n")
+    return folder
+
+
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def served(folder: Path, installed: Path, *more: str) -> Iterator[str]:
     """Run the command of the card for CPUs, on a free port, and yield the address; no process is left."""
     (command,) = re.findall(r"^VLLM_CPU_.*", (folder / "README.md").read_text(), re.MULTILINE)
     _, _, *words = shlex.split(command)
@@ -65,11 +82,11 @@ def served(folder: Path) -> Iterator[str]:
     address = f"http://127.0.0.1:{port}"
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(
-            [sys.executable, *words, "--port", str(port), "--max-num-seqs", "16"],
+            [sys.executable, *words, *more, "--port", str(port), "--max-num-seqs", "16"],
             stdout=log,
             stderr=log,
             cwd=folder,
-            env=os.environ | WHERE,
+            env=os.environ | WHERE | {"PYTHONPATH": f"{installed}{os.pathsep}{ROOT}"},
             start_new_session=True,
         )
         try:
@@ -129,15 +146,17 @@ def at(eta: float | str | None) -> dict[str, Any]:
     return {} if eta is None else {"vllm_xargs": {"eta": eta}}
 
 
-@pytest.mark.parametrize("name", ["QSharp", "PITA"])
-def test_requests_of_many_strengths_at_once_get_the_texts_of_generate(exported: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "more"), [("QSharp", AS_ONE), ("PITA", ())])
+def test_requests_of_many_strengths_at_once_get_the_texts_of_generate(
+    exported: Path, installed: Path, name: str, more: tuple[str, ...]
+) -> None:
     guided = pipeline.guided(exported / name, device="cpu")
     pairs = list(zip(PROMPTS, ETAS, strict=True))
 
     def own(prompt: str, eta: float | str | None, **options: Any) -> list[str]:
         return guided.generate(prompt, **({} if eta is None else {"eta": float(eta)}), **options)
 
-    with served(exported / name) as address, ThreadPoolExecutor(16) as pool:
+    with served(exported / name, installed, *more) as address, ThreadPoolExecutor(16) as pool:
         ask = lambda **asked: pool.submit(texts, address, **asked)  # noqa: E731
         greedy = [ask(prompt=prompt, temperature=0, **at(eta)) for prompt, eta in pairs]
         drawn = [ask(prompt=prompt, seed=7, temperature=0.8, top_p=0.9, **at(eta)) for prompt, eta in pairs]
@@ -180,7 +199,9 @@ def test_requests_of_many_strengths_at_once_get_the_texts_of_generate(exported: 
         stopped = texts(address, temperature=0, stop=[greedy[0].result()[0][1:]], **at(ETAS[0]))
         assert all(len(text) < 4 for text in stopped)
         assert is_up(address)
-    assert f"guided by {name} (" in (exported / name / "server.log").read_text()
+    log = (exported / name / "server.log").read_text()
+    assert bool(re.search(rf"guided by {name} \(.*{GUIDED}", log)) == bool(more)
+    assert f"guided by {name} (" in log
 
 
 def served_model(folder: Path, length: int = 64, head: int = 32, dtype: str = "float32") -> Any:
@@ -190,6 +211,14 @@ def served_model(folder: Path, length: int = 64, head: int = 32, dtype: str = "f
         dtype=f"torch.{dtype}",
         get_head_size=lambda: head,
         architectures=["GPT2LMHeadModel"],
+    )
+
+
+def served_as_one(folder: Path, shape: Any, quantization: str | None = None) -> Any:
+    return SimpleNamespace(
+        **vars(served_model(folder))
+        | {"architectures": [GUIDED], "hf_config": shape, "quantization": quantization},
+        get_vocab_size=lambda: shape.vocab_size,
     )
 
 
@@ -224,6 +253,23 @@ def test_what_a_value_model_cannot_follow_is_refused_at_the_start(exported: Path
     with pytest.raises(ConfigError, match="no exported value model"):
         Guided(settings(elsewhere), "cpu")
     Guided(settings(elsewhere, additional_config={"guide": str(exported / "QSharp")}), "cpu")
+
+
+def test_what_is_no_one_model_is_refused_at_the_start(exported: Path) -> None:
+    from pipeline.learning.generation.vllm_model import GuidedForCausalLM
+    from pipeline.vllm import Guided
+
+    reference = exported / "QSharp" / "reference"
+    shape = AutoConfig.from_pretrained(reference)
+    Guided(settings(reference, model_config=served_as_one(reference, shape)), "cpu")
+    with pytest.raises(ConfigError, match="quantization"):
+        Guided(settings(reference, model_config=served_as_one(reference, shape, "awq")), "cpu")
+    sliding = MistralConfig(sliding_window=8, hidden_size=64, num_attention_heads=2)
+    with pytest.raises(ConfigError, match="mistral"):
+        Guided(settings(reference, model_config=served_as_one(reference, sliding)), "cpu")
+    beside = exported / "PITA" / "reference"
+    with pytest.raises(ConfigError, match="no Q head"):
+        GuidedForCausalLM(vllm_config=settings(beside, model_config=served_as_one(beside, shape)))
 
 
 def test_another_dtype_than_that_of_the_run_is_told(exported: Path, caplog: pytest.LogCaptureFixture) -> None:
