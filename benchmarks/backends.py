@@ -4,8 +4,9 @@
 
 FOLDER holds a causal language model of the Llama family with its tokenizer, such as what `fetch` stores for
 `model=smollm2`. The value model is its first layers with a random head. Prompts are pieces of the README. Ways
-take turns in one process. Each ratio is the median of those within a turn (least - largest), in CPU seconds unless
-`--clock wall`, so that what else runs on the machine slows all alike. A step is a forward pass of the policy.
+take turns in one process; the start of an engine is not in them. Each ratio is the median of those within a turn
+(least - largest), in CPU seconds unless `--clock wall`, so that what else runs on the machine slows all alike. A
+step is a forward pass of the policy.
 
 The guide's part is passes of the value model and moves of its rows. Its arithmetic is the same calls as in `own`,
 repeated without policy, drawing and loop. `generate` draws by numbers of its own, so its texts are others; it is
@@ -48,6 +49,8 @@ SHORTEST, LONGEST = 5, 60
 """Tokens of prompts."""
 CALLS = ("stage", "enter", "unstage", "keep", "values", "advance", "read")
 """Methods of guides."""
+BESIDE = "vllm beside, guided Q"
+"""The guide read by our own code, as a V head is, and not with the policy, by vLLM."""
 GUIDES = {None: "plain", "q": "guided Q", "v": "guided V"}
 
 
@@ -205,21 +208,37 @@ class Bench:
                 getattr(guide, name)(*args, **kwargs)
         return []
 
-    def vllm(self, head: str | None, which: Sequence[int] | None = None) -> list[list[int]]:
-        """Complete prompts by vLLM."""
+    def vllm(self, head: str | None, beside: bool, which: Sequence[int] | None = None) -> list[list[int]]:
+        """Complete prompts by vLLM; `beside` has no guide read with the policy."""
         work, keys = self.work(which)
         sizes = BatchSizes(None, "cpu", self.model)
-        with self.watched():
-            backend = vllm_engine.VLLMBackend(self.model, self.settings, sizes, None, self.guidance(head))
-            backend.complete(work, keys)
+        inside = vllm_engine.VLLMBackend._inside
+        if beside:
+            vllm_engine.VLLMBackend._inside = lambda _: None  # type: ignore[method-assign, assignment]
+        try:
+            with self.watched():
+                backend = vllm_engine.VLLMBackend(self.model, self.settings, sizes, None, self.guidance(head))
+                backend.complete(work, keys)
+        finally:
+            vllm_engine.VLLMBackend._inside = inside  # type: ignore[method-assign]
         return work.tokens
 
-    def watch_engine(self) -> None:
-        """Time the parts of the engine that runs."""
+    def start_engine(self, head: str | None, beside: bool) -> None:
+        """Start the engine of a way, unless it runs, and time its parts."""
+        before = [*vllm_engine._kept]
+        self.vllm(head, beside, self.few())
+        if vllm_engine._kept != before:
+            self._watch_engine()
+
+    def _watch_engine(self) -> None:
         engine = vllm_engine._kept[0]
         found: list[nn.Module] = []
         engine.llm.apply_model(found.append)
-        (policy,) = found
+        policy: Any = found[0]
+        if hasattr(policy, "guide"):
+            for part in (policy.guide, policy.value_head):
+                part.forward = self.clock.timed("guide", part.forward)
+            policy = policy.policy
         policy.forward = self.clock.timed("policy", policy.forward)
         outputs: Any = policy.compute_logits
 
@@ -229,7 +248,7 @@ class Bench:
             self.clock.times["policy"] -= 1
             return result
 
-        policy.compute_logits = logits  # type: ignore[assignment]
+        policy.compute_logits = logits
         engine.draws._follow = self.clock.timed("guide", engine.draws._follow)  # type: ignore[method-assign]
 
     @torch.inference_mode()
@@ -266,23 +285,25 @@ def main() -> None:
     bench = Bench(args)
     has_vllm = importlib.util.find_spec("vllm") is not None
     ways: dict[str, Callable[[], list[list[int]]]] = {}
-    for head, name in GUIDES.items():
+    guides = {head: name for head, name in GUIDES.items() if args.guided is None or head in args.guided}
+    for head, name in guides.items():
         ways[f"own, {name}"] = lambda head=head: bench.own(head)  # type: ignore[misc]
         if head is None and not args.no_transformers:
             ways["transformers, plain"] = bench.transformers
         if has_vllm:
-            ways[f"vllm, {name}"] = lambda head=head: bench.vllm(head)  # type: ignore[misc]
+            ways[f"vllm, {name}"] = lambda head=head: bench.vllm(head, beside=False)  # type: ignore[misc]
+        if has_vllm and head == "q":
+            ways[BESIDE] = lambda: bench.vllm("q", beside=True)
         if head is not None:
             ways[f"arithmetic {head}"] = lambda head=head: bench.alone(head)  # type: ignore[misc]
-    for head in GUIDES:  # warms up
+    for head in guides:  # warms up
         bench.own(head, bench.few())
-        if has_vllm:
-            bench.vllm(head, bench.few())
-            if head is None:
-                bench.watch_engine()
     turns: dict[str, list[Spent]] = defaultdict(list)
     for _ in range(args.repeats):
         for way, write in ways.items():
+            if way.startswith("vllm"):
+                head = next(head for head, name in GUIDES.items() if way.endswith(name))
+                bench.start_engine(head, way == BESIDE)
             turns[way].append(bench.spent(write))
     vllm_engine.release()
     Console(width=max(180, Console().width)).print(_table(bench, turns, args))
@@ -354,6 +375,7 @@ def _value_model(model: PreTrainedModel, head: str, layers: int) -> ValueModel:
 def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--model", type=Path, required=True, help="folder of a language model with its tokenizer")
+    parser.add_argument("--guided", nargs="+", choices=["q", "v"], help="heads; otherwise plain ones as well")
     parser.add_argument("--layers", type=positive, default=4, help="layers of the value model")
     parser.add_argument("--rows", type=positive, default=64, help="rows at once")
     parser.add_argument("--count", type=positive, default=96, help="prompts")
