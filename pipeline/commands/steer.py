@@ -28,7 +28,7 @@ from pipeline.runs.loaded import LoadedRun, choose_run, load_planned, runs_of
 from pipeline.runs.origin import additions
 from pipeline.runs.race import read_standing
 from pipeline.runs.report.format import command as command_text
-from pipeline.runs.report.status import place_in_words
+from pipeline.runs.report.status import is_on_ray
 from pipeline.terminal.console import make_console, say
 from pipeline.terminal.streams import printable
 
@@ -154,7 +154,7 @@ def _asked(run: LoadedRun, asked: Asked, console: Console) -> int:
     if asked.verb == "devices":
         signs = {word[0] for word in asked.words}
         notes = ["; a device is given back once the job that it has is over"] if "-" in signs else []
-        if "+" in signs and place_in_words(run):
+        if "+" in signs and is_on_ray(run):
             notes += ["; Ray starts one that comes once the cluster has room, and `status` shows whether it waits"]
         say(console, f"{asked}: done{''.join(notes)}")
         return 0

@@ -657,7 +657,7 @@ class Steered:
         self._released.difference_update(come)
         return replace(change, come={at: (known[at], places[at]) for at in come}, back=back)
 
-    def _place_on_ray(self, known: list[inventory.Device], new: Collection[int], gone: Collection[int]) -> None:
+    def _place_on_ray(self, known: list[inventory.Device], new: Collection[int], gone: set[int]) -> None:
         """Put devices that come on a node of their own number, if the cluster has room for them.
 
         Args:
@@ -671,8 +671,11 @@ class Steered:
         from pipeline.engine.workers.on_ray import check_room  # most runs have no use for it
 
         node = 1 + max(device.node for device in known)
+        held = self._back - self._released
         for at in new:
-            known[at] = replace(known[at], node=node)
+            beside = {other for other in held if known[other].node == known[at].node}
+            if not beside or beside & gone:  # else its group is still there, with all that come back to it
+                known[at] = replace(known[at], node=node)
         # A placement group holds all its devices until the last one is given back.
         together = any(job.devices > 1 for job in self._begun.plan.jobs.values())
         for group in {device.node for device in known} if together else ():

@@ -45,14 +45,15 @@ _RULER = Console(file=io.StringIO(), color_system=None)
 # -- where a run ran, and what moved for it --------------------------------------------------------------------
 
 
+def is_on_ray(run: LoadedRun) -> bool:
+    """Return whether Ray places the workers of a run."""
+    execution = run.config.get("execution")
+    return isinstance(execution, dict) and execution.get("backend") == Backend.ray.value
+
+
 def place_in_words(run: LoadedRun) -> str:
     """Return text such as ``Ray, 24 workers on 3 nodes``; "" without Ray, on one machine."""
-    execution = run.config.get("execution")
-    if (
-        not isinstance(execution, dict)
-        or execution.get("backend") != Backend.ray.value
-        or not run.view.started_workers
-    ):
+    if not is_on_ray(run) or not run.view.started_workers:
         return ""
     nodes = count(len(run.view.nodes), "node") if run.view.nodes else "one machine"
     return f"Ray, {count(len(run.view.started_workers), 'worker')} on {nodes}"
@@ -181,7 +182,8 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
         for device in view.quarantined
     ]
     back = [
-        f"  worker {worker.index} ({worker.device}): {'once its job is over' if worker.pid else 'done'}"
+        f"  worker {worker.index}{worker.device and f' ({worker.device})'}: "
+        f"{'once its job is over' if worker.pid else 'done'}"
         for worker in view.workers.values()
         if worker.leaves
     ]

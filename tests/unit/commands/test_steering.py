@@ -73,7 +73,9 @@ def test_a_clone_is_what_it_is_a_clone_of_but_for_its_own_settings() -> None:
 def steered(tmp_path: Path) -> Callable[..., Change]:
     """What a run of two CPU slots answers that has jobs to do, as its engine would."""
 
-    def answer(*words: str, settings: Sequence[str] = (), jobs: Sequence[Job] = WIDE) -> Change:
+    def answer(
+        *words: str, settings: Sequence[str] = (), jobs: Sequence[Job] = WIDE, then: Sequence[str] = ()
+    ) -> Change:
         request = prepare(load_config([*SETTINGS, "execution.workers=2", f"output_dir={tmp_path}", *settings]))
         run, store = RunFolder(tmp_path), Verified(request.store, tmp_path)
         count = request.layout.workers
@@ -83,7 +85,12 @@ def steered(tmp_path: Path) -> Callable[..., Change]:
         if "wide" in words:  # runs
             state.start("wide", 0, [1])
         ask(run, Asked(verb="devices", words=[word for word in words if word != "wide"]))
-        change = Steered(request, run, store, lambda *_: None).next_change(state)
+        engine = Steered(request, run, store, lambda *_: None)
+        change = engine.next_change(state)
+        if then and change is not None:
+            engine.gave_back(change.back[0])
+            ask(run, Asked(verb="devices", words=[*then]))
+            change = engine.next_change(state)
         assert change is not None
         return change
 
@@ -138,6 +145,11 @@ def test_what_ray_keeps_together_for_wide_jobs_comes_and_leaves_together(
     assert "has room for more than 2" in steered("+4", "+5", "+6", "-2", "-3", settings=wide).reason
     come = steered("+4", "+5", settings=wide).come
     assert {index: device.node for index, (device, _) in come.items()} == {4: 2, 5: 2}
+    # One has left already, and the other holds the place of both on the cluster.
+    again = steered("-2", "-3", settings=wide, then=["+2", "+3"]).come
+    assert {index: device.node for index, (device, _) in again.items()} == {2: 1, 3: 1}
+    alone = steered("-2", "-3", settings=wide, then=["+2"])
+    assert {index: device.node for index, (device, _) in alone.come.items()} == {2: 2}
 
 
 def test_the_clone_of_one_chain_stays_alone_whatever_is_added() -> None:

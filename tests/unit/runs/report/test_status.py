@@ -22,6 +22,7 @@ from pipeline.runs.report.screen import GpuLog
 from pipeline.runs.report.status import (
     explain_job,
     glance_at,
+    is_on_ray,
     overview_table,
     print_run,
     run_json,
@@ -121,7 +122,9 @@ def test_where_a_run_ran_stands_in_a_line_of_its_own(tmp_path: Path) -> None:
     assert "Ray" not in printed(run, 80).split()
     found = run_json(LoadedRun(run.folder), START)
     assert found["nodes"] == []
+    assert not is_on_ray(LoadedRun(run.folder))
     run.folder.config.write_text("execution:\n  backend: ray\n")
+    assert is_on_ray(LoadedRun(run.folder))  # also before a worker has room
     for index in range(24):
         run.write("WorkerStarted", worker=index, pid=9, device="cuda:0 on n", node=f"node {index % 3}")
     told = printed(run, 80).splitlines()
@@ -130,6 +133,17 @@ def test_where_a_run_ran_stands_in_a_line_of_its_own(tmp_path: Path) -> None:
     assert found["nodes"] == ["node 0", "node 1", "node 2"]
     facts = dict(run_page(LoadedRun(run.folder), "x")["facts"])
     assert facts["where"] == "Ray, 24 workers on 3 nodes"
+
+
+def test_a_place_that_is_given_back_before_it_had_a_device_is_named_by_its_number(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(1))
+    for event in ("WorkerWaits", "WorkerLeaves", "WorkerExited"):
+        run.write(event, worker=2)
+    run.write("WorkerStarted", worker=1, pid=9, device="cpu slot 1")
+    run.write("WorkerLeaves", worker=1)
+    told = printed(run, 80).splitlines()
+    named = sorted(line.partition(":")[0].strip() for line in told if line.startswith("  worker "))
+    assert named == ["worker 1 (cpu slot 1)", "worker 2"]
 
 
 # -- `status --watch`: what it shows, on what there is room for
