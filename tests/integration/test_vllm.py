@@ -110,10 +110,15 @@ def guided_beside(others: Others) -> Guidance:
     return guided_by(HeadType.q, others, policy_model(1, num_attention_heads=4, num_hidden_layers=1))
 
 
-def is_one_model() -> bool:
-    """Whether vLLM reads the guide with the policy."""
-    (engine,) = vllm_engine._kept
+def is_one_model(guidance: Guidance | None) -> bool:
+    """Whether vLLM reads the guide with the policy, in the engine that drew last by it."""
+    (engine,) = (one for one in vllm_engine._kept if one.draws._guidance is guidance)
     return engine.llm.llm_engine.model_config.architectures == [GUIDED]
+
+
+def kept(*, is_guided: bool = False) -> vllm_engine.Engine:
+    (engine,) = (one for one in vllm_engine._kept if one.is_guided == is_guided)
+    return engine
 
 
 GUIDES = {
@@ -176,7 +181,7 @@ WAYS = {
 def test_an_engine_writes_what_our_decoder_writes(way: str) -> None:
     found = assert_as_own(policy_model(), WAYS[way])
     assert way != "drawn" or any(END in tokens for tokens in found.tokens)
-    assert len(vllm_engine._kept) == 1
+    assert kept()
 
 
 def test_likeliest_completions_are_written_beside_drawn_ones() -> None:
@@ -191,22 +196,24 @@ def test_likeliest_completions_are_written_beside_drawn_ones() -> None:
 @pytest.mark.parametrize("others", Others, ids=lambda one: one.name)
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_value_model_guides_inside_an_engine(guide: str, others: Others, greedy: bool) -> None:
-    guided = assert_as_own(policy_model(), Case(GUIDES[guide](others), greedy))
+    guidance = GUIDES[guide](others)
+    guided = assert_as_own(policy_model(), Case(guidance, greedy))
     plain, _ = Case(greedy=greedy).written(policy_model(), TextBackend.own)
     assert guided.tokens != plain.tokens
-    assert is_one_model() == (guide == "q")
+    assert is_one_model(guidance) == (guide == "q")
 
 
 def test_a_policy_may_have_tokens_that_its_guide_lacks() -> None:
-    assert_as_own(policy_model(vocab_size=VOCABULARY + 8), Case(guided_by(HeadType.q, Others.kept)))
-    assert is_one_model()
+    guidance = guided_by(HeadType.q, Others.kept)
+    assert_as_own(policy_model(vocab_size=VOCABULARY + 8), Case(guidance))
+    assert is_one_model(guidance)
 
 
 def test_a_guide_may_be_wider_than_the_policy_and_give_distributions() -> None:
     wide = policy_model(1, hidden_size=128, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=3)
     guidance = guided_by(HeadType.q, Others.kept, wide, atoms_offset([0, 0.5, 1], 0.3), atoms=3)
     assert_as_own(policy_model(), Case(guidance))
-    assert is_one_model()
+    assert is_one_model(guidance)
 
 
 def test_guides_of_a_shape_take_turns_in_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -217,16 +224,28 @@ def test_guides_of_a_shape_take_turns_in_an_engine(monkeypatch: pytest.MonkeyPat
     models = [ValueModel.from_pretrained(tmp_path / str(number)).requires_grad_(False) for number in (0, 1)]
     first, second = (replace(guidance, model=model) for guidance, model in zip(guides, models, strict=True))
     assert_as_own(policy, Case(first))
-    (engine,) = vllm_engine._kept
+    engine = kept(is_guided=True)
     assert_as_own(policy, Case(second))
     with torch.no_grad():
         second.model.head.weight.neg_()  # as a training does
     assert_as_own(policy, Case(second))
     assert_as_own(policy_model(5), Case(first))
-    assert vllm_engine._kept == [engine]
+    assert kept(is_guided=True) is engine
     monkeypatch.setattr(vllm_engine, "_weights", lambda model, _: vllm_engine.whole_weights(model))
     with pytest.raises(JobError, match="other values"):
         Case(second).written(policy, TextBackend.vllm)
+
+
+def test_plain_and_guided_jobs_take_turns_without_another_start() -> None:
+    jobs = [(policy_model(), Case()), (policy_model(5), Case(guided_by(HeadType.q, Others.kept)))]
+    vllm_engine.release()
+    for policy, case in jobs:
+        assert_as_own(policy, case)
+    engines = kept(), kept(is_guided=True)
+    for policy, case in [*jobs, (policy_model(5), Case())]:
+        assert_as_own(policy, case)
+    assert kept() is engines[0]
+    assert kept(is_guided=True) is engines[1]
 
 
 def test_guidance_knows_nuclei_and_stops() -> None:
@@ -266,25 +285,25 @@ def test_rows_may_be_preempted_and_prompts_read_in_parts(
     cut = [prompt[: 21 + row % 16] for row, prompt in enumerate(prompts)]
     assert_as_own(policy_model(), Case(guidance, False, (("batch_size", 64),), cut, np.full(32, 24)))
     assert min(seen.values()) > 0, seen
-    assert is_one_model() == (guide == "q")
+    assert is_one_model(guidance) == (guide == "q")
     vllm_engine.release()
 
 
 def test_other_weights_take_the_place_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = policy_model(), policy_model(5)
     assert_as_own(first, Case())
-    (engine,) = vllm_engine._kept
+    engine = kept()
     assert_as_own(second, Case())
     with torch.no_grad():
         second.get_input_embeddings().get_parameter("weight").mul_(1.5)  # as a training does
     assert_as_own(second, Case())
-    assert vllm_engine._kept == [engine]
+    assert kept() is engine
     emptied: list[bool] = []
     monkeypatch.setattr(engine.llm, "reset_prefix_cache", lambda: emptied.append(True))
     assert_as_own(second, Case())
     assert emptied, "the same policy again: what it has read must not depend on earlier jobs"
     assert_as_own(policy_model(5, num_hidden_layers=1), Case())
-    assert vllm_engine._kept != [engine]
+    assert kept() is not engine
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -326,14 +345,15 @@ def test_families_that_vllm_reads_otherwise_write_as_own(config: Callable[..., P
 def test_families_of_policy_and_guide_may_differ() -> None:
     gpt2 = gpt2_model()
     for policy, guide in ((gpt2, policy_model(1)), (policy_model(), gpt2)):
-        assert_as_own(policy, Case(guided_by(HeadType.q, Others.kept, guide)))
-        assert is_one_model()
+        guidance = guided_by(HeadType.q, Others.kept, guide)
+        assert_as_own(policy, Case(guidance))
+        assert is_one_model(guidance)
 
 
 def test_an_engine_that_failed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     model = policy_model()
     first, _ = Case().written(model, TextBackend.vllm)
-    (engine,) = vllm_engine._kept
+    engine = kept()
     step, steps, threads = engine.llm.llm_engine.step, iter(range(3)), torch.get_num_threads()
 
     def interrupted() -> object:

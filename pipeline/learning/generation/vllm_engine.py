@@ -1,7 +1,7 @@
 """vLLM backend: an engine in this process that draws by our own draws, and gets a policy's weights from memory.
 
-A process keeps one engine, since an engine reserves its memory at the start. For a policy of the same shape only
-the weights are replaced.
+A process keeps one engine, since an engine reserves its memory at the start; on a CPU one for plain jobs and one
+with a guide inside, as jobs of both kinds take turns. For a policy of the same shape only weights are replaced.
 """
 
 import importlib
@@ -69,6 +69,7 @@ class Engine:
 
     Attributes:
         started_with: All that it was started with but weights; another one replaces it for anything else.
+        is_guided: Whether its model has a guide inside.
         llm: The engine of vLLM.
         draws: Its logits processor.
         weights: Return the models whose weights it has, unless those were freed: the policy, and a guide inside.
@@ -76,6 +77,7 @@ class Engine:
     """
 
     started_with: object
+    is_guided: bool
     llm: Any
     draws: "Draws"
     weights: "Sequence[ref[PreTrainedModel]]" = ()
@@ -139,11 +141,11 @@ def _tied_again(model: Any) -> None:
 
 
 _kept: list[Engine] = []
-"""The engine of this process."""
+"""The engines of this process."""
 
 
 def release() -> bool:
-    """Shut down the engine to free the GPU; return whether there was one."""
+    """Shut down the engines to free the GPU; return whether there was one."""
     had_one = bool(_kept)
     while _kept:
         # vLLM keeps references to an engine: dropping ours frees nothing.
@@ -345,16 +347,20 @@ class VLLMBackend:
         shapes = [{**model.config.to_dict(), "_name_or_path": None} for model in models]
         started_with = (wanted, self._memory_mb, shapes, None if guide is None else guide.config.atoms)
         try:
-            if not (_kept and _kept[0].started_with == started_with):
-                release()
+            engine = next((one for one in _kept if one.started_with == started_with), None)
+            if engine is None:
+                is_guided = guide is not None
+                if self._settings.device != "cpu" or any(one.is_guided == is_guided for one in _kept):
+                    release()  # of all: none can end alone, as vLLM takes away what engines of a process share
                 batch_size.free_memory()
-                _kept.append(self._started(wanted, started_with, guide))
-            _kept[0].load(self._model, guide)
+                engine = self._started(wanted, started_with, guide)
+                _kept.append(engine)
+            engine.load(self._model, guide)
         except BaseException as error:
             release()
             self._tell_no_room(error)
             raise
-        return _kept[0]
+        return engine
 
     def _inside(self) -> ValueModel | None:
         """Return the value model if vLLM can read it with the policy, as one model (`vllm_model`); else None.
@@ -410,7 +416,7 @@ class VLLMBackend:
                 generation_config="vllm",  # no other defaults
                 logits_processors=[Draws],
             )
-        return Engine(started_with, llm, Draws.made)
+        return Engine(started_with, guide is not None, llm, Draws.made)
 
     def _memory(self, longest: int, dtype: str, guide: ValueModel | None) -> dict[str, Any]:
         """Return the arguments that limit the memory of an engine for texts of a type of numbers."""
