@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from pipeline.config import schema
 from pipeline.config.plain import brief
@@ -29,7 +28,7 @@ from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.guided import STREAM, SavedGuide
 from pipeline.learning.generation.vllm_plugin import GUIDED, guide_folder
 from pipeline.learning.models import load
-from pipeline.learning.models.value import ValueConfig, ValueModel, head_settings
+from pipeline.learning.models.value import ValueModel
 from pipeline.outputs import formats
 from pipeline.plan.compatibility import HEADS_ON_CPU
 
@@ -99,12 +98,12 @@ class Guided(vllm_draws.Draws):
         usage, saved = _read(folder)
         dtype = str(settings.dtype).removeprefix("torch.")
         system = schema.SystemConfig(dtype=schema.DType(dtype))
-        if is_one := GUIDED in settings.architectures:  # vLLM has loaded it with the reference
-            model = _without_weights(folder)
+        is_one = GUIDED in settings.architectures
+        with load.without_progress_bars():
+            model = load.load_value(folder, system, "cpu" if is_one else device)
+        if is_one:  # vLLM loads it with the reference, but does not check that its files are whole
+            model.to(torch.device("meta"))  # type: ignore[arg-type] # as annotated by transformers
             _check_parts(settings, model, device)
-        else:
-            with load.without_progress_bars():
-                model = load.load_value(folder, system, device)
         context = load.context_length(model.backbone)
         if context is not None and settings.max_model_len > context:
             raise ConfigError(
@@ -215,14 +214,6 @@ def _folder(vllm_config: Any) -> Path:
             '(`vllm serve my_model/reference`), or name it: --additional-config \'{"guide": "my_model"}\''
         )
     return folder
-
-
-def _without_weights(folder: Path) -> ValueModel:
-    """Return what a saved value model is, on torch's meta device."""
-    head, atoms = head_settings(folder)
-    shape = ValueConfig(AutoConfig.from_pretrained(folder), head.name, atoms)
-    with torch.device("meta"):
-        return ValueModel(shape)
 
 
 def _check_parts(settings: Any, model: ValueModel, device: str) -> None:

@@ -24,11 +24,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, MistralConfig
 
 import pipeline
 from pipeline.commands import export as exporting
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, JobError
 from pipeline.learning.generation.vllm_plugin import GUIDED
 from tests.doubles.small_runs import ROOT, run_here, wait_for
 
@@ -270,6 +271,20 @@ def test_what_is_no_one_model_is_refused_at_the_start(exported: Path) -> None:
     beside = exported / "PITA" / "reference"
     with pytest.raises(ConfigError, match="no Q head"):
         GuidedForCausalLM(vllm_config=settings(beside, model_config=served_as_one(beside, shape)))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "value_head.safetensors"])
+def test_a_value_model_that_lacks_weights_is_refused_at_the_start(
+    exported: Path, tmp_path: Path, name: str
+) -> None:
+    from pipeline.vllm import Guided
+
+    reference = shutil.copytree(exported / "QSharp", tmp_path / "model") / "reference"
+    held = load_file(reference.parent / name)
+    save_file(dict(sorted(held.items())[1:]), reference.parent / name, {"format": "pt"})
+    shape = AutoConfig.from_pretrained(reference)
+    with pytest.raises(JobError, match=str(reference.parent)):
+        Guided(settings(reference, model_config=served_as_one(reference, shape)), "cpu")
 
 
 def test_another_dtype_than_that_of_the_run_is_told(exported: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Define kinds of models: their settings, and checks of a model's files before a request starts.
+"""Define kinds of models: their settings, and checks of a model's files, before a request starts and when loaded.
 
 Imports neither torch nor transformers.
 """
@@ -6,17 +6,22 @@ Imports neither torch nor transformers.
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pipeline.config import plain, schema
 from pipeline.config.meaning import settings_of
-from pipeline.errors import ConfigError, unknown_name
+from pipeline.errors import ConfigError, JobError, unknown_name
 from pipeline.foreign import ForeignDataError, read_model_json
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
 
 BITS = {"8bit": "a byte for each weight of linear layers", "4bit": "half of that (NF4)"}
 
@@ -519,3 +524,32 @@ def check_folder(name: str, folder: Path) -> None:
 
 def _settings(folder: Path) -> dict[str, Any]:
     return read_model_json(folder / SETTINGS, dict[str, Any])
+
+
+def check_complete(
+    model: PreTrainedModel,
+    folder: str | os.PathLike[str],
+    info: dict[str, Any],
+    *,
+    besides: Iterable[nn.Parameter] = (),
+) -> None:
+    """Reject a model with weights that its files lack or have in another size: transformers draws them at random.
+
+    Args:
+        model: The loaded model.
+        folder: Source of the model, for the message.
+        info: Loading information of `from_pretrained` with ignored size mismatches.
+        besides: Weights that may be missing.
+
+    Raises:
+        JobError: Weights are missing; the message names one of them.
+    """
+    free, missing = {id(weight) for weight in besides}, {*info["missing_keys"]}
+    missing |= {name for name, *_ in info["mismatched_keys"]}
+    lacking = [name for name, weight in model.named_parameters() if name in missing and id(weight) not in free]
+    if lacking:
+        raise JobError(
+            f"{folder}: its files lack {len(lacking)} of the tensors that its config.json asks for, or have them "
+            f"in another size, such as {lacking[0]}. The two do not belong together, or a part is missing: get "
+            "the model again."
+        )

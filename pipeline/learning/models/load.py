@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -123,36 +123,11 @@ def load_policy(
         **quantization_options(bits, system, device),
     )
     head = model.get_output_embeddings() if for_values else None
-    check_complete(model, folder, info, besides=[] if head is None else [*head.parameters()])
+    kinds.check_complete(model, folder, info, besides=[] if head is None else [*head.parameters()])
     if stored:
         _compute_buffers(model, partial(kind.from_config, config, dtype=options["dtype"], **code))
     note_split(model, ranks)
     return frozen(model, device)
-
-
-def check_complete(
-    model: hf.PreTrainedModel, folder: str | Path, info: dict[str, Any], *, besides: Iterable[nn.Parameter] = ()
-) -> None:
-    """Reject a model with weights that its files lack or have in another size: transformers draws them at random.
-
-    Args:
-        model: The loaded model.
-        folder: Source of the model, for the message.
-        info: Loading information of `from_pretrained` with ignored size mismatches.
-        besides: Weights that may be missing.
-
-    Raises:
-        JobError: Weights are missing; the message names one of them.
-    """
-    free, missing = {id(weight) for weight in besides}, {*info["missing_keys"]}
-    missing |= {name for name, *_ in info["mismatched_keys"]}
-    lacking = [name for name, weight in model.named_parameters() if name in missing and id(weight) not in free]
-    if lacking:
-        raise JobError(
-            f"{folder}: its files lack {len(lacking)} of the tensors that its config.json asks for, or have them "
-            f"in another size, such as {lacking[0]}. The two do not belong together, or a part is missing: get "
-            "the model again."
-        )
 
 
 def _load_merged(

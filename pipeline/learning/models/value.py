@@ -33,6 +33,7 @@ from transformers import AutoConfig, AutoModel, Cache, PreTrainedConfig, PreTrai
 
 from pipeline import errors, files, foreign
 from pipeline.learning.choices import HeadType
+from pipeline.learning.models import kinds
 
 # -- dropout -----------------------------------------------------------------------------------------------------
 # Switches dropout off: its noise would come from the global generator, and depend on earlier jobs.
@@ -152,9 +153,13 @@ class ValueModel(PreTrainedModel):
             options: Options of transformers: ``dtype``, ``attn_implementation``, ...
 
         Raises:
-            JobError: There is no head, or it does not belong to this backbone.
+            JobError: Weights are missing, or there is no head, or it does not belong to this backbone.
         """
-        backbone: PreTrainedModel = AutoModel.from_pretrained(str(folder), **options)
+        backbone: PreTrainedModel
+        backbone, info = AutoModel.from_pretrained(
+            str(folder), output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+        kinds.check_complete(backbone, folder, info)
         try:
             head, atoms = head_settings(folder)
             # A copy: what a model does to its configuration is not for the backbone's, which is loaded already.

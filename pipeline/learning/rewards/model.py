@@ -21,8 +21,8 @@ from pipeline.learning.datasets.files import is_hub_id
 from pipeline.learning.datasets.prepared import unknown_token
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
-from pipeline.learning.models.kinds import RewardModelSettings
-from pipeline.learning.models.load import check_complete, config_context
+from pipeline.learning.models.kinds import RewardModelSettings, check_complete
+from pipeline.learning.models.load import config_context
 from pipeline.learning.models.source import snapshot
 from pipeline.learning.rewards.traits import Text, text_of
 

@@ -167,6 +167,14 @@ def test_a_model_of_which_weights_are_in_no_file_is_refused(tmp_path: Path) -> N
         save_file(found, weights, {"format": "pt"})
         with pytest.raises(JobError, match=rf"model: its files lack 1 of the tensors .* such as {lost}"):
             load.load_policy(tmp_path / "model", SYSTEM, "cpu")
+    value_model_from(model, HeadType.q).save_pretrained(tmp_path / "value")
+    weights, lost = tmp_path / "value" / "model.safetensors", "layers.1.mlp.up_proj.weight"
+    held = load_file(weights)
+    tensor = held.pop(lost)
+    for found in (held, held | {lost: tensor[:-1]}):
+        save_file(found, weights, {"format": "pt"})
+        with pytest.raises(JobError, match=rf"value: its files lack 1 of the tensors .* such as {lost}"):
+            load.load_value(tmp_path / "value", SYSTEM, "cpu")
     model.config.num_hidden_layers += 1
     model.config.save_pretrained(tmp_path / "model")
     with pytest.raises(JobError, match=r"its files lack \d\d of the tensors"):
