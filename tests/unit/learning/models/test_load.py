@@ -159,26 +159,21 @@ def test_attention_gives_way_to_what_the_model_has(tmp_path: Path, caplog: pytes
 
 def test_a_model_of_which_weights_are_in_no_file_is_refused(tmp_path: Path) -> None:
     model = tiny_model("llama")
-    model.save_pretrained(tmp_path / "model")
-    weights, lost = tmp_path / "model" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
-    held = load_file(weights)
-    tensor = held.pop(lost)
-    for found in (held, held | {lost: tensor[:-1]}):
-        save_file(found, weights, {"format": "pt"})
-        with pytest.raises(JobError, match=rf"model: its files lack 1 of the tensors .* such as {lost}"):
-            load.load_policy(tmp_path / "model", SYSTEM, "cpu")
+    model.save_pretrained(tmp_path / "policy")
     value_model_from(model, HeadType.q).save_pretrained(tmp_path / "value")
-    weights, lost = tmp_path / "value" / "model.safetensors", "layers.1.mlp.up_proj.weight"
-    held = load_file(weights)
-    tensor = held.pop(lost)
-    for found in (held, held | {lost: tensor[:-1]}):
-        save_file(found, weights, {"format": "pt"})
-        with pytest.raises(JobError, match=rf"value: its files lack 1 of the tensors .* such as {lost}"):
-            load.load_value(tmp_path / "value", SYSTEM, "cpu")
+    for kind, read in {"policy": load.load_policy, "value": load.load_value}.items():
+        weights = tmp_path / kind / "model.safetensors"
+        held = load_file(weights)
+        lost = next(name for name in held if name.endswith("layers.1.mlp.up_proj.weight"))
+        tensor = held.pop(lost)
+        for found in (held, held | {lost: tensor[:-1]}):
+            save_file(found, weights, {"format": "pt"})
+            with pytest.raises(JobError, match=rf"{kind}: its files lack 1 of the tensors .* such as {lost}"):
+                read(tmp_path / kind, SYSTEM, "cpu")
     model.config.num_hidden_layers += 1
-    model.config.save_pretrained(tmp_path / "model")
+    model.config.save_pretrained(tmp_path / "policy")
     with pytest.raises(JobError, match=r"its files lack \d\d of the tensors"):
-        load.load_policy(tmp_path / "model", SYSTEM, "cpu")
+        load.load_policy(tmp_path / "policy", SYSTEM, "cpu")
 
 
 def test_the_backbone_of_a_value_model_needs_no_output_layer(tmp_path: Path) -> None:
