@@ -124,6 +124,7 @@ class Reference(Algorithm):
             dataset,
             ctx.device,
             lambda step, tokens: ctx.progress(step, total=model.steps, tokens=tokens),
+            dtype=ctx.config.system.dtype,
             checkpoint=ctx.checkpoint("reference"),
             hints=ctx.hints,
             ranks=ctx.ranks,

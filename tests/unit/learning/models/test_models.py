@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 from examples.sorting import Sorting, SortingConfig
-from pipeline.config.schema import SystemConfig
+from pipeline.config.schema import DType, SystemConfig
 from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets import base, shipped
@@ -134,6 +134,18 @@ def test_demonstrations_are_training_rows_only(monkeypatch: pytest.MonkeyPatch) 
     tiny.train_reference(SMALL, DATASET, "cpu", lambda step, tokens: None)
     assert len(shown) == 40
     assert shown <= set(DATASET.ids("train").tolist())
+
+
+def test_the_reference_computes_in_bfloat16_if_asked_for_and_keeps_weights_in_float32() -> None:
+    trained = {
+        dtype: tiny.train_reference(SMALL, DATASET, "cpu", lambda step, tokens: None, dtype=dtype)
+        for dtype in (DType.float32, DType.bfloat16)
+    }
+    for model, _ in trained.values():
+        assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    (_, exact), (_, rounded) = trained.values()
+    assert exact != rounded
+    assert rounded == pytest.approx(exact, rel=0.02)
 
 
 SORTING = Sorting(SortingConfig(kind="sorting"))
