@@ -81,7 +81,9 @@ def reference(ranks: distributed.Ranks = distributed.ALONE, curve: loop.Curve | 
         kind="tiny", steps=6, batch_size=6, n_embd=16, n_head=2, n_inner=16, warmup_steps=2
     )
     dataset = base.load_dataset(shipped.AdditionConfig(kind="addition"))
-    return tiny.train_reference(config, dataset, "cpu", lambda step, tokens: None, ranks=ranks, curve=curve)
+    return tiny.train_reference(
+        config, SystemConfig(), dataset, "cpu", lambda step, tokens: None, ranks=ranks, curve=curve
+    )
 
 
 def pairs(ranks: distributed.Ranks = distributed.ALONE, curve: loop.Curve | None = None) -> Trained:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from pipeline.config.schema import SystemConfig
 from pipeline.engine.workers.work import Work
 from pipeline.learning.algos.stage_entry import prepare_torch, run_stage
 from pipeline.learning.choices import HeadType
@@ -66,7 +67,7 @@ def _reference(
     )
     dataset = base.load_dataset(shipped.AdditionConfig(kind="addition"))
     how: dict[str, Any] = {"checkpoint": checkpoints, "hints": hints, "curve": curve}
-    return tiny.train_reference(config, dataset, "cpu", lambda step, tokens: None, **how)
+    return tiny.train_reference(config, SystemConfig(), dataset, "cpu", lambda step, tokens: None, **how)
 
 
 TRAININGS: dict[

@@ -121,10 +121,10 @@ class Reference(Algorithm):
         dataset = parts.open_dataset(ctx)
         trained, losses = parts.tiny.train_reference(
             model,
+            ctx.config.system,
             dataset,
             ctx.device,
             lambda step, tokens: ctx.progress(step, total=model.steps, tokens=tokens),
-            dtype=ctx.config.system.dtype,
             checkpoint=ctx.checkpoint("reference"),
             hints=ctx.hints,
             ranks=ctx.ranks,

@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
-from pipeline.config.schema import DType, Schedule, TrainingConfig
+from pipeline.config.schema import Schedule, SystemConfig, TrainingConfig
 from pipeline.errors import JobError
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.models import flops, kinds
@@ -124,11 +124,11 @@ class Demonstrations:
 
 def train_reference(
     config: kinds.TinyModelConfig,
+    system: SystemConfig,
     dataset: Dataset,
     device: str,
     on_step: Callable[[int, int], None],
     *,
-    dtype: DType = DType.float32,
     checkpoint: Checkpoints | None = None,
     hints: Path | None = None,
     ranks: distributed.Ranks = distributed.ALONE,
@@ -138,10 +138,10 @@ def train_reference(
 
     Args:
         config: Sizes and training settings.
+        system: The kind of attention, and the type that forward passes compute in.
         dataset: Has demonstrations and a vocabulary.
         device: ``cpu`` or ``cuda``.
         on_step: Called after each step with the number of steps done and the tokens seen.
-        dtype: The setting `system.dtype`: with `bfloat16` forward passes compute in it.
         checkpoint: Checkpoints to resume from and to save; None starts afresh and saves nothing.
         hints: Folder of batch sizes that fitted; None stores none.
         ranks: Ranks of this training.
@@ -152,6 +152,7 @@ def train_reference(
     """
     encode = Encoder(dataset)
     model = make_model(config, dataset).to(device)  # type: ignore[arg-type]
+    model.set_attn_implementation(system.attn_impl.name)
     rows = dataset.ids("train")
     demonstrations = Demonstrations(config, len(rows))
     how = loop.Fitting(
@@ -181,7 +182,7 @@ def train_reference(
         for places, weight in ranks.share(np.arange(len(ids)), micro_batch.size):
             part = ids[torch.from_numpy(places)]
             # The last token predicts nothing, so it is not read.
-            with loop.computing_in(dtype, device, ranks):
+            with loop.computing_in(system.dtype, device, ranks):
                 logits = model(part[:, :-1], use_cache=False).logits[:, prompt - 1 :]
             loss = F.cross_entropy(logits.float().flatten(0, 1), part[:, prompt:].flatten())
             yield loss * (weight * len(part) / len(ids))

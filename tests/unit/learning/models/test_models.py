@@ -131,14 +131,14 @@ def test_demonstrations_are_training_rows_only(monkeypatch: pytest.MonkeyPatch) 
     shown: set[int] = set()
     demonstration = DATASET.demonstration
     monkeypatch.setattr(DATASET, "demonstration", lambda row, draw: shown.add(row) or demonstration(row, draw))
-    tiny.train_reference(SMALL, DATASET, "cpu", lambda step, tokens: None)
+    tiny.train_reference(SMALL, SystemConfig(), DATASET, "cpu", lambda step, tokens: None)
     assert len(shown) == 40
     assert shown <= set(DATASET.ids("train").tolist())
 
 
 def test_the_reference_computes_in_bfloat16_if_asked_for_and_keeps_weights_in_float32() -> None:
     trained = {
-        dtype: tiny.train_reference(SMALL, DATASET, "cpu", lambda step, tokens: None, dtype=dtype)
+        dtype: tiny.train_reference(SMALL, SystemConfig(dtype=dtype), DATASET, "cpu", lambda step, tokens: None)
         for dtype in (DType.float32, DType.bfloat16)
     }
     for model, _ in trained.values():
