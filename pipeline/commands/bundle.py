@@ -27,6 +27,7 @@ from rich.console import Console
 from pipeline.commands.report import refuse_records, written
 from pipeline.commands.request import Request, prepare
 from pipeline.commands.run import leased, logged_to
+from pipeline.commands.start import complain
 from pipeline.commands.typed import OUTPUTS, Experiment, OutputDir, Stamp, examples
 from pipeline.config.load import COMPOSITION_ERRORS, config_from_plain, explain
 from pipeline.config.schema import Backend, Config
@@ -43,11 +44,11 @@ from pipeline.outputs import formats
 from pipeline.plan.graph import Job, Plan
 from pipeline.plan.recorded import causes, recorded
 from pipeline.runs import bundle as bundles
-from pipeline.runs.bundle import LEFT_OUT, SAMPLES, SETTINGS, Bundle, FileSum, Made
+from pipeline.runs.bundle import LEFT_OUT, SAMPLES, SETTINGS, Bundle, BundleError, FileSum, Made
 from pipeline.runs.loaded import choose_run, load_planned
 from pipeline.runs.origin import maker_of
 from pipeline.runs.record import place_of
-from pipeline.runs.report.board import Entry, board_page
+from pipeline.runs.report.board import Entry, Unread, board_page
 from pipeline.runs.report.format import beginning, count
 from pipeline.runs.verified import (
     CONFIDENCE,
@@ -183,7 +184,10 @@ def verify(
     ] = None,
     page: Annotated[Path | None, typer.Option(help="Also write a leaderboard of all bundles.")] = None,
 ) -> int:
-    """Check bundles; 1 if a number does not follow from the outcomes, or a repetition contradicts it."""
+    """Check bundles; 1 if a number does not follow from the outcomes, or a repetition contradicts it.
+
+    2 if one cannot be read; the others are checked all the same.
+    """
     settings = [word for word in words if _SETTING.fullmatch(word) and not Path(word).exists()]
     paths = [Path(word) for word in words if word not in settings]
     if not paths:
@@ -198,24 +202,34 @@ def verify(
             raise ConfigError(f"--page {page}: that is a bundle; name another file")
     if within is not None and within.exists() and (not within.is_dir() or any(within.iterdir())):
         raise ConfigError(f"--in {within}: what is there could be taken for a result; name a new or empty folder")
-    console, entries, is_sound = make_console(), list[Entry](), True
+    console, entries, unread = make_console(), list[Entry](), list[Unread]()
     for path in paths:
-        with Bundle(path) as opened, TemporaryDirectory(prefix="pipeline-verify-") as folder:
-            say(console, f"{path}: sha256 {opened.digest}")
-            found = recompute(opened, Path(folder) / "recomputed")
-            _tell_recomputed(found, console)
-            repeated = None
-            if rerun is not None:
-                how = _How(share=rerun, seed=seed, settings=settings, trusts_code=trust_code)
-                repeated = _repeat(opened, how, (within or Path(folder) / "again").absolute(), console)
-                _tell_repeated(repeated, tolerance, console)
-            sound = found.is_sound and (repeated is None or repeated.is_sound(tolerance))
-            entries.append(_entry(opened, found, repeated, sound=sound))
-            is_sound = is_sound and sound
-    if page is not None:
-        text = board_page(entries)
+        try:
+            with Bundle(path) as opened, TemporaryDirectory(prefix="pipeline-verify-") as folder:
+                say(console, f"{on_one_line(str(path))}: sha256 {opened.digest}")
+                found = recompute(opened, Path(folder) / "recomputed")
+                _tell_recomputed(found, console)
+                repeated = None
+                if rerun is not None:
+                    how = _How(share=rerun, seed=seed, settings=settings, trusts_code=trust_code)
+                    repeated = _repeat(opened, how, (within or Path(folder) / "again").absolute(), console)
+                    _tell_repeated(repeated, tolerance, console)
+                sound = found.is_sound and (repeated is None or repeated.is_sound(tolerance))
+                entries.append(_entry(opened, found, repeated, sound=sound))
+        except BundleError as error:
+            if len(paths) == 1:
+                raise
+            complain(on_one_line(str(error)))
+            unread.append(Unread(path.name, str(error).replace(str(path), path.name)))
+    if page is not None and entries:
+        text = board_page(entries, unread)
         written(page, lambda: write_whole(plain_target(page), text), console)
-    return 0 if is_sound else 1
+    if unread:
+        left = (
+            "" if page is None else ", so no page is written" if not entries else " and are not ranked on the page"
+        )
+        raise BundleError(f"{len(unread)} of {count(len(paths), 'bundle')} could not be read{left}")
+    return 0 if all(entry.is_sound for entry in entries) else 1
 
 
 def _tell_recomputed(found: Recomputed, console: Console) -> None:

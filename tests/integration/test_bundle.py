@@ -259,6 +259,34 @@ def test_many_bundles_make_one_page_in_which_nothing_is_markup(whole: Path, tmp_
     assert text.count("<h2>addition · tiny</h2>") == 1
 
 
+def test_a_bundle_that_cannot_be_read_is_named_and_the_others_are_checked(whole: Path, tmp_path: Path) -> None:
+    page, odd, cut = tmp_path / "board.html", tmp_path / "<b>\n\x1b[31m.tar", tmp_path / "cut.tar"
+    odd.write_bytes(whole.read_bytes() + b"x")
+    cut.write_bytes(whole.read_bytes()[:-10_240])
+    part = tmp_path / "part.tar"
+    write_bundle(part, {**members(whole), ORIGIN: b"null"})
+    unread = [str(path) for path in (odd, cut, part, tmp_path / "absent.tar", tmp_path)]
+    said = command("verify", *unread[:2], str(whole), *unread[2:], "--page", str(page), code=2)
+    assert "follow from the outcomes" in said
+    text = page.read_text()
+    assert [text.count(f"<tr><td>{name}") for name in ("cut.tar", "part.tar", "absent.tar")] == [1, 1, 1]
+    assert "&lt;b&gt;\\n\\x1b[31m.tar" in text
+    assert str(tmp_path) not in text
+    rows = [line for line in text.splitlines() if line.startswith("<tr><td class=number>")]
+    assert {line.rpartition("<td>")[2].partition(" ")[0] for line in rows} == {whole.name}
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(lines) == len(unread) + 1
+    assert "\x1b" not in said
+
+
+def test_without_a_bundle_that_can_be_read_no_page_is_written(tmp_path: Path) -> None:
+    page = tmp_path / "board.html"
+    said = command("verify", str(tmp_path / "a.tar"), str(tmp_path / "b.tar"), "--page", str(page), code=2)
+    assert "a.tar" in said
+    assert "b.tar" in said
+    assert not page.exists()
+
+
 def test_a_page_tells_a_bound_from_a_divergence_and_counts_a_bundle_once(whole: Path, tmp_path: Path) -> None:
     bound, page = changed(whole, tmp_path / "x.tar", TAMPERED["a bound"]), tmp_path / "board.html"
     copy = tmp_path / "copy.tar"

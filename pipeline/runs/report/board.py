@@ -55,14 +55,32 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """A bundle that cannot be read.
+
+    Attributes:
+        name: Name of its file.
+        problem: Why, in words.
+    """
+
+    name: str
+    problem: str
+
+
+@dataclass(frozen=True)
 class _Ranked:
     entry: Entry
     row: PooledRow
     kl: PooledRow | None
 
 
-def board_page(entries: Sequence[Entry]) -> str:
-    """Return the page: a table for each dataset, model and protocol of evaluation, the best method first."""
+def board_page(entries: Sequence[Entry], unread: Iterable[Unread] = ()) -> str:
+    """Return the page: a table for each dataset, model and protocol of evaluation, the best method first.
+
+    Args:
+        entries: The bundles.
+        unread: Those that only the table of bundles names.
+    """
     entries = list({entry.digest: entry for entry in entries}.values())  # a bundle that is given twice counts once
     groups: dict[tuple[str, str, str], list[_Ranked]] = {}
     for entry in entries:
@@ -82,7 +100,7 @@ def board_page(entries: Sequence[Entry]) -> str:
         f"<h1>Leaderboard</h1>\n<p>Methods after their last round. Each table has one dataset, model and "
         f"protocol of evaluation, by what keys of jobs cover. Intervals of two bundles that overlap tell "
         f"nothing apart. A KL with ≤ is an upper bound. Bundles that are not verified come last.</p>\n"
-        f"{''.join(parts)}{_bundles(entries)}</body></html>\n"
+        f"{''.join(parts)}{_bundles(entries, unread)}</body></html>\n"
     )
 
 
@@ -159,11 +177,11 @@ def _row(number: int, one: _Ranked) -> str:
     )
 
 
-def _bundles(entries: Iterable[Entry]) -> str:
-    return f"<h2>Bundles</h2>\n<table>{''.join(_lines(entries))}</table>\n"
+def _bundles(entries: Iterable[Entry], unread: Iterable[Unread]) -> str:
+    return f"<h2>Bundles</h2>\n<table>{''.join(_lines(entries, unread))}</table>\n"
 
 
-def _lines(entries: Iterable[Entry]) -> Iterator[str]:
+def _lines(entries: Iterable[Entry], unread: Iterable[Unread]) -> Iterator[str]:
     yield "<tr><th>file</th><th>verified</th><th>made with</th><th>SHA-256 and command</th></tr>\n"
     for one in entries:
         versions = ", ".join(f"{name} {version}" for name, version in one.source.versions.items())
@@ -173,6 +191,9 @@ def _lines(entries: Iterable[Entry]) -> Iterator[str]:
             f"<td>{_text(one.source.processor)}<br>{_text(versions)}</td>"
             f"<td><code>{one.digest}</code><br><code>{_text(one.source.command)}</code></td></tr>\n"
         )
+    for left in unread:
+        said = f'<td class="wrong">not ranked: {_text(left.problem)}</td>'
+        yield f"<tr><td>{_text(left.name)}</td>{said}<td></td><td></td></tr>\n"
 
 
 def _text(text: str) -> str:
