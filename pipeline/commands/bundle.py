@@ -13,7 +13,7 @@ import platform
 import random
 import re
 import secrets as system_random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,7 +189,7 @@ def verify(
     2 if one cannot be read; the others are checked all the same.
     """
     settings = [word for word in words if _SETTING.fullmatch(word) and not Path(word).exists()]
-    paths = [Path(word) for word in words if word not in settings]
+    paths = list(dict.fromkeys(Path(word) for word in words if word not in settings))
     if not paths:
         raise ConfigError("name a bundle: pipeline verify FILE")
     if rerun is None and (settings or trust_code or within or seed is not None):
@@ -203,7 +203,7 @@ def verify(
     if within is not None and within.exists() and (not within.is_dir() or any(within.iterdir())):
         raise ConfigError(f"--in {within}: what is there could be taken for a result; name a new or empty folder")
     console, entries, unread = make_console(), list[Entry](), list[Unread]()
-    for path in paths:
+    for path, name in _names(paths).items():
         try:
             with Bundle(path) as opened, TemporaryDirectory(prefix="pipeline-verify-") as folder:
                 say(console, f"{on_one_line(str(path))}: sha256 {opened.digest}")
@@ -215,12 +215,12 @@ def verify(
                     repeated = _repeat(opened, how, (within or Path(folder) / "again").absolute(), console)
                     _tell_repeated(repeated, tolerance, console)
                 sound = found.is_sound and (repeated is None or repeated.is_sound(tolerance))
-                entries.append(_entry(opened, found, repeated, sound=sound))
+                entries.append(_entry(name, opened, found, repeated, sound=sound))
         except BundleError as error:
             if len(paths) == 1:
                 raise
             complain(on_one_line(str(error)))
-            unread.append(Unread(path.name, str(error).replace(str(path), path.name)))
+            unread.append(Unread(name, str(error).replace(str(path), name, 1)))
     if page is not None and entries:
         text = board_page(entries, unread)
         written(page, lambda: write_whole(plain_target(page), text), console)
@@ -491,7 +491,17 @@ def _run(request: Request, plan: Plan, folder: Path, console: Console) -> None:
 # -- page --------------------------------------------------------------------------------------------------------
 
 
-def _entry(opened: Bundle, found: Recomputed, repeated: Repeated | None, *, sound: bool) -> Entry:
+def _names(paths: Iterable[Path]) -> dict[Path, str]:
+    """Return what files are called: their names, of those of one name with the folders in which they differ."""
+    whole = {path: Path(os.path.abspath(path)) for path in paths}  # noqa: PTH100 - without `..`, links as they are
+    alike: dict[str, set[Path]] = {}
+    for at in whole.values():
+        alike.setdefault(at.name, set()).add(at)
+    shared = {at: os.path.commonpath([each.parent for each in own]) for own in alike.values() for at in own}
+    return {path: str(at.relative_to(shared[at])) for path, at in whole.items()}
+
+
+def _entry(name: str, opened: Bundle, found: Recomputed, repeated: Repeated | None, *, sound: bool) -> Entry:
     said = "recomputed" if found.is_sound else "does not follow from its outcomes"
     if found.absent:
         said += f"; planned, and without numbers: {count(len(found.absent), 'policy evaluation')}"
@@ -499,7 +509,7 @@ def _entry(opened: Bundle, found: Recomputed, repeated: Repeated | None, *, soun
         said += f"; {count(repeated.jobs, 'job')} run again, {repeated.alike} with the same bytes"
         said += f", {len(repeated.apart)} means compared" if repeated.apart else ""
     return Entry(
-        name=opened.path.name,
+        name=name,
         digest=opened.digest,
         source=opened.source(),
         results=found.results,

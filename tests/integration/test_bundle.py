@@ -279,6 +279,18 @@ def test_a_bundle_that_cannot_be_read_is_named_and_the_others_are_checked(whole:
     assert "\x1b" not in said
 
 
+def test_files_of_one_name_are_told_apart_by_their_folders(whole: Path, tmp_path: Path) -> None:
+    page, others = tmp_path / "board.html", [tmp_path / folder / "r.tar" for folder in ("ann", "bob", "bob/old")]
+    for path in others:
+        path.parent.mkdir()
+        changed(whole, path, lambda origin: origin.update(command=path.parent.name), ORIGIN)  # noqa: B023
+    command("verify", str(whole), *map(str, others), "--page", str(page))
+    text, folder = page.read_text(), tmp_path.name
+    names = [whole.name, *(f"{path.parent.relative_to(tmp_path)}/r.tar" for path in others)]
+    assert [text.count(f"<tr><td>{name}</td>") for name in names] == [1, 1, 1, 1]
+    assert folder not in text
+
+
 def test_without_a_bundle_that_can_be_read_no_page_is_written(tmp_path: Path) -> None:
     page = tmp_path / "board.html"
     said = command("verify", str(tmp_path / "a.tar"), str(tmp_path / "b.tar"), "--page", str(page), code=2)
