@@ -98,6 +98,11 @@ def walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
                     pending.append(name)
 
 
+def at_home(path: Path | str) -> Path:
+    """Return a path with the home folder in place of ``~``; that of a user who is not here stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - `Path.expanduser` raises where there is no such user
+
+
 # -- writing ---------------------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.store import Scratch, Store
 from pipeline.errors import ConfigError, PipelineError, StoreError
-from pipeline.files import json_text
+from pipeline.files import at_home, json_text
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.algos.policy_config import starts_of
@@ -190,11 +190,12 @@ def export(
     output_dir: OutputDir = OUTPUTS,
 ) -> None:
     """Copy a trained model into a folder of its own."""
+    to = at_home(to)
     _check_free(to)
     if fold is not None and not reward_model:
         raise ConfigError(f"--fold {fold}: only reward models have folds; add --reward-model")
     loaded, console = load_planned(choose_run(output_dir, name, run)), make_console()
-    refuse_records("--to", to.expanduser(), [loaded])
+    refuse_records("--to", to, [loaded])
     with held_model(loaded, chain, number, console, rewards=reward_model) as model:
         _check_fold(model, fold)
         _check_whole(loaded.store, model)
@@ -234,7 +235,7 @@ def _check_whole(store: Store, model: Trained) -> None:
 
 
 def _write(model: Trained, to: Path, fold: int) -> None:
-    target = to.expanduser().resolve()
+    target = to.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:

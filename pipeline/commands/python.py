@@ -27,6 +27,7 @@ from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Attention, DType, SystemConfig
 from pipeline.errors import ConfigError, DeviceError
+from pipeline.files import at_home
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.files import is_hub_id
 from pipeline.learning.models.source import snapshot
@@ -228,7 +229,7 @@ class _Found:
 def _model_named(model: str | Path | LoadedRun, chain: str | None, number: int | None, output_dir: Path) -> _Found:
     if isinstance(model, LoadedRun):
         return _of_run(find_trained(model, chain, number))
-    name, folder = str(model), Path(model).expanduser()
+    name, folder = str(model), at_home(model)
     is_name = isinstance(model, str) and "/" not in name and (output_dir / name / "latest").is_dir()
     if is_name or (not folder.is_dir() and ("/" not in name or (output_dir / name).exists())):
         return _of_run(find_trained(load_planned(choose_run(output_dir, name)), chain, number))

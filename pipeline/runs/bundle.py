@@ -32,7 +32,7 @@ import yaml
 from pipeline.config.tables import is_own_code
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.files import json_text, open_plain, replacing
+from pipeline.files import at_home, json_text, open_plain, replacing
 from pipeline.foreign import LARGEST_FILE, RESOLVED, ForeignDataError, read_json, read_plain, read_resolved
 from pipeline.outputs import formats
 from pipeline.outputs.formats import Sample
@@ -194,7 +194,7 @@ class Bundle:
         """
         self.path = path
         try:
-            self._file: BufferedReader = open_plain(path.expanduser(), follow=True)
+            self._file: BufferedReader = open_plain(at_home(path), follow=True)
         except OSError as error:
             raise BundleError(f"{path} cannot be read: {error.strerror or error}") from error
         try:

@@ -346,6 +346,7 @@ def test_a_part_that_cannot_be_read_is_told_before_anything_is_computed(whole: P
         ("bundle", "nothing", "--to", "x.tar"),
         ("bundle", "t", "--without", "weights"),
         ("verify", "absent.tar"),
+        ("verify", "~nobody here/absent.tar"),
         ("verify", "absent.tar", "device=cpu"),
         ("verify", "--rerun", "0.5", "a.tar", "b.tar"),
         ("verify", "x=1"),

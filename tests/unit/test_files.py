@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.files import plain_target, remove_tree
+from pipeline.files import at_home, plain_target, remove_tree
 
 
 def test_folders_side_by_side_go_with_their_files_and_links_are_not_followed(tmp_path: Path) -> None:
@@ -46,3 +46,9 @@ def test_a_file_that_a_user_names_replaces_nothing_but_a_plain_file(tmp_path: Pa
     (tmp_path / "link").symlink_to("real")
     assert plain_target(tmp_path / "link") == tmp_path.resolve() / "real"
     assert plain_target(tmp_path / "new") == tmp_path.resolve() / "new"
+
+
+def test_the_home_of_nobody_is_a_path_as_any_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert at_home("~/x.tar") == tmp_path / "x.tar"
+    assert at_home(Path("~nobody here/x.tar")) == Path("~nobody here/x.tar")

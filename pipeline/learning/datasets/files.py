@@ -24,6 +24,7 @@ import msgspec
 from yaml import YAMLError
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.files import at_home
 from pipeline.foreign import LARGEST_FILE, read_resolved
 
 T = TypeVar("T")
@@ -103,7 +104,7 @@ def locate(
         DataError: The path does not exist, holds no readable file, lacks the subset, or has several subsets and
             none is chosen.
     """
-    root = Path(path).expanduser()
+    root = at_home(path)
     if (snapshots := root / "snapshots").is_dir() and (root / "refs").is_dir():  # a folder in the hub's cache
         ref = root / "refs" / (revision or "main")
         root = snapshots / (ref.read_text().strip() if ref.is_file() else revision or "main")

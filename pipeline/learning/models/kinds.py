@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from pipeline.config import plain, schema
 from pipeline.config.meaning import settings_of
 from pipeline.errors import ConfigError, JobError, unknown_name
+from pipeline.files import at_home
 from pipeline.foreign import ForeignDataError, read_model_json
 
 if TYPE_CHECKING:
@@ -457,7 +458,7 @@ def base_of(path: str | Path) -> Base:
     named, revision = settings.get("base_model_name_or_path"), settings.get("revision")
     if not isinstance(named, str) or not named:
         return Base("")
-    for base in (Path(named).expanduser(), folder / named):
+    for base in (at_home(named), folder / named):
         if base.is_dir():
             return Base(str(base))
     return Base(named, revision if isinstance(revision, str) and revision else None)
