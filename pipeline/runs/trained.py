@@ -209,7 +209,7 @@ def find_trained(
     """
     config = config_of(run)
     chains = trained_chains(run, config, rewards=rewards)
-    name = _named(run, chains, chain, "fits a reward model" if rewards else "trains a model")
+    name = _named(run, chains, chain, "reward model" if rewards else "policy or value model")
     jobs = chains[name]
     if number is not None and number not in jobs:
         raise ConfigError(f"{name} has no round {number}; there are: {', '.join(map(str, sorted(jobs)))}")
@@ -219,16 +219,16 @@ def find_trained(
     return model
 
 
-def _named(run: LoadedRun, chains: Mapping[str, object], chain: str | None, does: str) -> str:
-    named = [name for name in chains if not name.endswith(f"/{REFERENCE}")]
-    if not named:
-        raise ConfigError(f"run {run.stamp} of {run.name} has no chain that {does}")
+def _named(run: LoadedRun, chains: Mapping[str, object], chain: str | None, what: str) -> str:
+    if not chains:
+        raise ConfigError(f"run {run.stamp} of {run.name} has no {what}")
     if chain is not None:
-        return find_named(chains, chain, "trained chain")
-    if len(named) > 1:
-        problem = f"run {run.stamp} of {run.name} has several chains that give a model; say which:"
-        raise ConfigError(f"{problem}\n{listed(named)}")
-    return named[0]
+        return find_named(chains, chain, what)
+    named = [name for name in chains if not name.endswith(f"/{REFERENCE}")]
+    if len(named) == 1:
+        return named[0]
+    has = f"several {what}s" if named else f"no {what} but those of references"
+    raise ConfigError(f"run {run.stamp} of {run.name} has {has}; say which:\n{listed(named or list(chains))}")
 
 
 def trained_chains(run: LoadedRun, config: Config, *, rewards: bool = False) -> dict[str, dict[int, Job]]:

@@ -14,7 +14,7 @@ from pipeline.__main__ import app
 from pipeline.commands.chat import settled
 from pipeline.learning.generation import guided
 from pipeline.learning.models import load
-from tests.doubles.small_runs import ROOT, calm_run, wait_for
+from tests.doubles.small_runs import ROOT, calm_run, run_here, wait_for, with_reference
 from tests.integration.test_terminal import on_a_terminal
 
 ASKED = ["123+456=", "619+049=", "123+456="]
@@ -89,6 +89,21 @@ def test_a_mistake_gets_one_message(outputs: Path, words: list[str], expected: s
     assert not answers
     assert expected in told
     assert "Traceback" not in told
+
+
+def test_where_no_method_gives_a_model_the_reference_does(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    outputs = tmp_path / "outputs"
+    outputs.mkdir()
+    run_here(outputs, *with_reference(tmp_path_factory, outputs))
+    for words in ([], ["Counted"], ["s0/Counted"]):
+        answers, told = talk(outputs, *words, said="1+1=\n", code=2)
+        assert not answers
+        assert "addition/tiny/any/reference" in told
+        assert "s0/Counted\n" not in told
+    answers, _ = talk(outputs, "reference", said="1+1=\n")
+    assert answers.strip()
 
 
 def test_ctrl_c_ends_an_answer_and_then_the_talk(

@@ -444,7 +444,7 @@ def test_which_reward_model_is_asked_for(of_preferences: Path, tmp_path: Path) -
         export_reward(of_preferences, "GRPO-HF", tmp_path / "y", 2)
     with pytest.raises(ConfigError, match="add --reward-model"):
         exporting.export("t", tmp_path / "y", "GRPO-HF", fold=0, output_dir=of_preferences)
-    with pytest.raises(ConfigError, match="no trained chain fits 'BestOfN'"):
+    with pytest.raises(ConfigError, match="no policy or value model fits 'BestOfN'"):
         export(of_preferences, "t", "BestOfN", tmp_path / "y")
     assert not (tmp_path / "y").exists()
 
@@ -471,7 +471,7 @@ def test_a_reward_model_of_its_own_is_the_reward_of_another_run(of_preferences: 
 
 
 def test_a_run_without_reward_models_has_none_to_export(outputs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no chain that fits a reward model"):
+    with pytest.raises(ConfigError, match="has no reward model"):
         export_reward(outputs, "QSharp", tmp_path / "x")
 
 
