@@ -275,15 +275,15 @@ def _gpu_of(devices: Sequence[inventory.Device]) -> str:
 
 def _devices(config: Config) -> tuple[list[inventory.Device], bool]:
     """Return the devices of a request, and whether a dry run plans for them though they are not here."""
-    execution = config.execution
+    execution, threads = config.execution, config.system.cpu_threads
     if on_cluster(config):
         from pipeline.engine.workers.on_ray import cluster_devices  # most runs have no use for it
 
-        gpus = config.distributed.num_gpus
-        return cluster_devices(config.device, execution, config.system.cpu_threads, gpus), False
+        return cluster_devices(config.device, execution, threads, config.distributed.num_gpus), False
     planned = select.planned_gpus(config.distributed, execution.workers) if config.dry_run else []
     try:
-        found = select.devices_of(config.device, execution.workers, config.distributed).best()
+        wanted = select.devices_of(config.device, execution.workers, config.distributed, threads=threads)
+        found = wanted.best()
     except DeviceError:
         if not planned:
             raise

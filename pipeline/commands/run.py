@@ -241,7 +241,8 @@ def leased(config: Config, console: Console) -> LeaseSet:
     Raises:
         DeviceError: Others hold what it needs.
     """
-    return devices_of(config.device, config.execution.workers, config.distributed).lease(
+    workers, threads = config.execution.workers, config.system.cpu_threads
+    return devices_of(config.device, workers, config.distributed, threads=threads).lease(
         wait=config.execution.wait_for_devices,
         experiment=config.experiment.name,
         on_wait=lambda text: say(console, text),

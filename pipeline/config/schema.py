@@ -971,7 +971,8 @@ class ExecutionConfig:
     workers: int | None = number(
         None, at_least=1, at_most=4096, hint=", or null to take what the machine has", affects_result=False
     )
-    """Number of worker processes; null means one per GPU, or one per CPU core without GPUs."""
+    """Number of worker processes; null means one per GPU, or without GPUs one per `system.cpu_threads`
+    cores."""
     jobs_per_device: int | str = number(
         1, at_least=1, at_most=64, words=(AUTO,), hint=JOBS_PER_DEVICE, affects_result=False
     )

@@ -453,6 +453,7 @@ def candidates(
     environment: Mapping[str, str],
     *,
     workers: int | None = None,
+    threads: int = 1,
 ) -> Candidates:
     """Return the devices of a run, one per worker, with alternatives in case another run holds some of the best.
 
@@ -460,6 +461,7 @@ def candidates(
         request: The request.
         environment: Environment in which CUDA_VISIBLE_DEVICES is looked up.
         workers: Number of workers; None for one on each device.
+        threads: Threads of a worker on a CPU slot.
 
     Raises:
         DeviceError: The request cannot be met; the message gives what was asked for and what exists.
@@ -473,11 +475,11 @@ def candidates(
     if (count is not None and count < 1) or (ids is not None and not ids):
         raise DeviceError(f"{typed} is no GPU. For a run without GPUs use {request.without}; null leaves it open.")
     if request.device is DeviceChoice.cpu:
-        return _slots(workers)
+        return _slots(workers, threads)
     visible, machine = inventory.look(environment)
     if not visible:
         if count is None and ids is None and request.device is not DeviceChoice.cuda:
-            return _slots(workers)
+            return _slots(workers, threads)
         typed, mask = typed if count or ids else "device=cuda", environment.get(inventory.VISIBLE)
         why = "NVML found none" if mask is None else f"{inventory.VISIBLE}={mask!r} hides them, or NVML found none"
         raise DeviceError(
@@ -566,16 +568,15 @@ def _listed(visible: Sequence[inventory.Device], environment: Mapping[str, str])
     return f"{pairs}, counted within what CUDA_VISIBLE_DEVICES shows"
 
 
-def _slots(count: int | None) -> Candidates:
-    """Return CPU slots: `count` of them, or one per core as far as memory allows."""
-    devices = inventory.cpu_slots(
-        count or max(1, min(inventory.usable_cores(), memory_available_bytes() // WORKER_MEMORY_BYTES))
-    )
+def _slots(count: int | None, threads: int) -> Candidates:
+    """Return CPU slots: `count` of them, or one for each `threads` cores as far as memory allows."""
+    most = min(inventory.usable_cores() // threads, memory_available_bytes() // WORKER_MEMORY_BYTES)
+    devices = inventory.cpu_slots(count or max(1, most))
     return Candidates(devices=tuple(devices), count=len(devices), order=tuple(devices))
 
 
 def devices_of(
-    choice: DeviceChoice, workers: int | None, distributed: DistributedConfig | None = None
+    choice: DeviceChoice, workers: int | None, distributed: DistributedConfig | None = None, *, threads: int = 1
 ) -> Candidates:
     """Return the devices of a run, one per worker, without taking a lease.
 
@@ -584,6 +585,7 @@ def devices_of(
         workers: Number of workers, or None for one on every GPU, or for as many CPU slots as cores and memory
             allow.
         distributed: Which GPUs the configuration asks for.
+        threads: Threads of a worker on a CPU slot.
 
     Raises:
         DeviceError: The request cannot be met.
@@ -596,7 +598,7 @@ def devices_of(
         gpu_ids=distributed.ids,
         names=("distributed.num_gpus", f"distributed.{ids}"),
     )
-    return candidates(request, os.environ, workers=workers)
+    return candidates(request, os.environ, workers=workers, threads=threads)
 
 
 def planned_gpus(distributed: DistributedConfig, workers: int | None = None) -> list[inventory.Device]:

@@ -61,6 +61,11 @@ def gpus(*numbers: int) -> list[str]:
 CPU = ["cpu slot 0", "cpu slot 1", "cpu slot 2"]
 
 
+@pytest.mark.parametrize(("threads", "slots"), [(1, 3), (2, 1), (3, 1), (8, 1)])
+def test_workers_of_several_threads_are_fewer(threads: int, slots: int) -> None:
+    assert candidates(DeviceRequest(device=DeviceChoice.cpu), {}, threads=threads).count == slots
+
+
 @pytest.mark.parametrize(
     ("asked", "mask", "expected"),
     [
