@@ -323,6 +323,40 @@ def test_a_method_without_a_value_is_on_the_page_and_has_no_place(whole: Path, t
     assert "<td>QSharp</td>" in "".join(rows[:-1])
 
 
+@pytest.mark.parametrize(("part", "name"), [("altered", OUTPUTS), ("problem", PLAN)])
+def test_what_is_wrong_beside_the_numbers_is_counted_in_the_last_line(
+    whole: Path, tmp_path: Path, part: str, name: str
+) -> None:
+    change = other_sums if name == OUTPUTS else reseeded
+    said = command("verify", changed(whole, tmp_path / "x.tar", change, name), code=1).splitlines()
+    number = sum(line.startswith(f"{part}: ") for line in said)
+    assert number
+    assert not any(line.startswith(("differs: ", "not checked: ")) for line in said)
+    assert "NOT VERIFIED" in said[-1]
+    assert re.search(rf"; {number} (file|problem)", said[-1])
+
+
+def test_whether_a_divergence_is_a_bound_is_checked_of_clones_and_points_too(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    outputs, path = tmp_path / "outputs", tmp_path / "x.tar"
+    outputs.mkdir()
+    clone = {
+        "Pick.class_path": "pipeline.learning.algos.reward_stage.BestOfN",
+        "Pick.selection": "majority",
+        "Pick.front": "{num_generations: [2,3]}",
+    }
+    shared = with_reference(tmp_path_factory, outputs)[0]
+    run_here(outputs, shared, *(f"algos.{key}={value}" for key, value in clone.items()), "rounds_of_training=1")
+    command("bundle", "t", "--output-dir", str(outputs), "--to", str(path), "--yes")
+    command("verify", str(path))
+    with Bundle(path) as bundle:
+        assert bundle.results().bounded == ["Pick"]
+        assert len({row.algo for row in bundle.results().rows if row.algo.startswith("Pick")}) > 1
+    exact = changed(path, tmp_path / "exact.tar", lambda results: results.update(bounded=[]))
+    assert "differs: bounded" in command("verify", exact, code=1)
+
+
 def test_outcomes_that_no_number_rests_on_are_told(whole: Path, tmp_path: Path) -> None:
     every = members(whole)
     data = every[outcome(whole)]
