@@ -183,23 +183,15 @@ def _after(run: LoadedRun, asked: Asked) -> tuple[Config, list[str], list[str]]:
     view, made = run.view, run.origin
     there = {job.id for job in view.jobs.values() if job.status in ("done", "stored")}
     standing = read_standing(run.folder)
-    racing = standing.racing if standing else None
-    rounds = steering.rounds_of(run.jobs, there, view.running().keys(), racing)
+    rounds = steering.rounds_of(run.jobs, there, view.running().keys(), standing.racing if standing else None)
     before = config_from_plain(run.read_config())
     is_race = before.experiment.race is not None
-    asked_for = steering.composed(made.command, made.settings) if is_race else before
-    given = asked_for if asked.verb in ("add", "clone") else before  # what a race has decided stays its own
-    settings = steering.settings_after(asked, made.settings, given, run.jobs, rounds)
+    configs = before, steering.composed(made.command, made.settings) if is_race else before
+    settings = steering.settings_of_run(asked, made.settings, made.command, configs, standing, run.jobs, rounds)
     config = steering.composed(made.command, settings)
-    if is_race:
-        settings = steering.with_entries(settings, asked_for, config, standing)
-        config = steering.composed(made.command, settings)
     config.output_dir = str(run.folder.path.parent.parent)  # wherever this command is typed
     request = requests.prepare(config, settings, devices=_like_those_of(made.devices))
-    steering.check_unchanged(run.jobs, request.plan, asked if is_race else None)
-    steering.check_resumed(asked, before, request.config)
-    if asked.verb != "stop":
-        steering.check_kept(run.jobs.values(), request.plan)
+    steering.check_follows(asked, before, run.jobs, request)
     return config, settings, steering.command_after(made.command, made.settings, settings)
 
 

@@ -227,6 +227,36 @@ def with_entries(
     return _with(settings, values)
 
 
+def settings_of_run(
+    asked: Asked,
+    settings: Sequence[str],
+    command: Sequence[str],
+    configs: tuple[Config, Config],
+    standing: race.Standing | None,
+    jobs: Mapping[str, Job],
+    rounds: Mapping[str, list[int]],
+) -> list[str]:
+    """Return the settings of a run after a request, with what it means for claims of a race.
+
+    Args:
+        asked: The request.
+        settings: Those before.
+        command: The command that they are of.
+        configs: What they make; and the same without what a race has decided, which stays its own.
+        standing: As for `with_entries`.
+        jobs: The jobs that they make.
+        rounds: See `rounds_of`.
+
+    Raises:
+        ConfigError: The request does not fit the run.
+    """
+    before, asked_for = configs
+    after = settings_after(asked, settings, asked_for if asked.verb in ("add", "clone") else before, jobs, rounds)
+    if before.experiment.race is None:
+        return after
+    return with_entries(after, asked_for, composed(command, after), standing)
+
+
 def matching(typed: str, chains: Mapping[str, str]) -> list[str]:
     """Return the chains that a user means: all of an algorithm, or one.
 
@@ -467,13 +497,22 @@ def check_kept(before: Iterable[Job], plan: Plan) -> None:
         )
 
 
-def check_resumed(asked: Asked, before: Config, after: Config) -> None:
-    """Refuse to resume a chain that a race stops again.
+def check_follows(asked: Asked, before: Config, jobs: Mapping[str, Job], request: Request) -> None:
+    """Refuse a request after which a run would not go on as it was, but for what was asked.
+
+    Args:
+        asked: The request.
+        before: Configuration of the run before it.
+        jobs: The jobs before it.
+        request: What the run would be.
 
     Raises:
-        ConfigError: It does.
+        ConfigError: It would not; or it resumes a chain that a race stops again.
     """
-    if asked.verb == "resume" and before.experiment.last_rounds == after.experiment.last_rounds:
+    check_unchanged(jobs, request.plan, None if before.experiment.race is None else asked)
+    if asked.verb != "stop":
+        check_kept(jobs.values(), request.plan)
+    if asked.verb == "resume" and before.experiment.last_rounds == request.config.experiment.last_rounds:
         raise ConfigError(
             f"resume {asked.chain}: the race has stopped it, and would again. `pipeline command` prints a command "
             "without the race, in which experiment.last_rounds can leave it out"
@@ -577,20 +616,11 @@ class Steered:
         else:
             there = {job_id for job_id, one in state.jobs.items() if one.status in THERE}
             running = {job_id for job_id, one in state.jobs.items() if one.status is JobStatus.running}
-            rounds = rounds_of(jobs, there, running, before.standing.racing if before.standing else None)
-            made = before.config
-            if asked.verb in ("add", "clone"):  # what a race has decided stays its own
-                made = before.asked or before.config
-            settings = settings_after(asked, before.given, made, jobs, rounds)
-            if before.command and before.config.experiment.race is not None:
-                config = composed(before.command, settings)
-                settings = with_entries(settings, before.asked or before.config, config, before.standing)
+            standing, configs = before.standing, (before.config, before.asked or before.config)
+            rounds = rounds_of(jobs, there, running, standing.racing if standing else None)
+            settings = settings_of_run(asked, before.given, before.command, configs, standing, jobs, rounds)
             request = _prepared(before, settings)
-            check_resumed(asked, before.config, request.config)
-            if before.standing is not None:
-                check_unchanged(jobs, request.plan, asked)
-            if asked.verb != "stop":
-                check_kept(jobs.values(), request.plan)
+            check_follows(asked, before.config, jobs, request)
         return self._with(change, request, state, levels)
 
     def _with(
