@@ -7,7 +7,7 @@ their own, as ``datasets.sums.seed``, beside those of the dataset that was train
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,8 +19,8 @@ from pipeline.config.tables import is_mean, point_of
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import ByMetric, PooledRow, by_method, cells_of, csv_text, primary_metric
-from pipeline.runs.report.format import decimal, interval, places_of, reading_order, short, si, title
-from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, number_column
+from pipeline.runs.report.format import decimal, places_of, reading_order, short, si, title
+from pipeline.runs.report.tables import LEAST_NAME, about_bounds, numbers, result_columns
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, align, told_table
 
 Key = tuple[str, ...]
@@ -344,7 +344,6 @@ def telling_apart(rows: Sequence[tuple[str, Mapping[str, str]]], settings: Seque
 
 _NOTE = "After the last round of each run."
 _INTERVALS = " Intervals are of each run by itself: a test between settings needs them in one run, as a front."
-_INTERVAL = "interval"
 _ELSEWHERE = "a wider terminal or --csv has them"
 
 
@@ -368,49 +367,28 @@ def _columns(comparison: RunComparison, rows: Sequence[RunRow]) -> list[Told]:
     shown = [key for key in comparison.settings if any(key in row.settings for row in rows)]
     telling = telling_apart([(row.algo, row.settings) for row in rows], shown)
     needs_run = len({(row.algo, *row.settings.items()) for row in rows}) < len(rows)
-    metric = HEADINGS.get(rows[0].result.metric, rows[0].result.metric)
-    results = [row.result for row in rows]
-    places = places_of(end for one in results for end in (one.value, one.ci_low, one.ci_high))
-    apart = places_of(one.difference for one in results)
+    apart = places_of(row.result.difference for row in rows)
 
     def first_of(row: RunRow) -> str:
         if len(row.runs) == len(comparison.states) > 1:
             return "all"
         return row.runs[0] + (f" +{len(row.runs) - 1}" if len(row.runs) > 1 else "")
 
-    def number(
-        heading: str,
-        rank: int,
-        value: Callable[[RunRow], float | None],
-        words: Callable[[float], str] = decimal,
-        none: str = "",
-    ) -> Told:
-        def cell(row: RunRow) -> str:
-            return none if (amount := value(row)) is None else words(amount)
-
-        return number_column(heading, rank), cell
-
     run = Column(heading="runs", rank=2 if needs_run else 5, least=8), first_of
     return [
         (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
         *(_setting(comparison, key, rows, 2) for key in telling),
         *([run] if needs_run else []),
-        number(metric, 1, lambda row: row.result.value, lambda value: decimal(value, "", places), none="-"),
-        (
-            number_column(_INTERVAL, 4),
-            lambda row: interval(row.result.ci_low, row.result.ci_high, places=places),
-        ),
-        number("vs ref", 7, lambda row: row.result.difference, lambda value: decimal(value, "+", apart)),
-        number("KL/seq", 5, lambda row: row.kl, none="-"),
-        number("J", 8, lambda row: row.j, none="-"),
-        (number_column("round", 6), lambda row: str(row.result.round)),
+        *result_columns(rows[0].result.metric, rows, lambda row: row.result),
+        numbers("vs ref", 7, lambda row: row.result.difference, lambda value: decimal(value, "+", apart)),
+        numbers("KL/seq", 5, lambda row: row.kl, none="-"),
+        numbers("J", 8, lambda row: row.j, none="-"),
+        numbers("round", 6, lambda row: row.result.round, str),
         *(_setting(comparison, key, rows, 9) for key in shown if key not in telling),
-        number("FLOPs", EXTRA, lambda row: getattr(row.cost, "flops", None), si),
-        number("per answer", EXTRA + 1, lambda row: getattr(row.cost, "answer", None), si),
-        number(
-            "device s", EXTRA + 2, lambda row: getattr(row.cost, "device_s", None), lambda value: f"{value:.1f}"
-        ),
-        (number_column("seeds", EXTRA + 3), lambda row: str(row.result.seeds)),
+        numbers("FLOPs", EXTRA, lambda row: getattr(row.cost, "flops", None), si),
+        numbers("per answer", EXTRA + 1, lambda row: getattr(row.cost, "answer", None), si),
+        numbers("device s", EXTRA + 2, lambda row: getattr(row.cost, "device_s", None), "{:.1f}".format),
+        numbers("seeds", EXTRA + 3, lambda row: row.result.seeds, str),
         *([] if needs_run else [run]),
     ]
 
@@ -429,7 +407,7 @@ def _setting(comparison: RunComparison, key: str, rows: Sequence[RunRow], rank: 
 
 
 def _caption(comparison: RunComparison, shown: Collection[str]) -> Iterator[str]:
-    yield _NOTE + (_INTERVALS if _INTERVAL in shown else "")
+    yield _NOTE + (_INTERVALS if "interval" in shown else "")
     if not comparison.settings and len(comparison.states) > 1:
         yield "No setting that changes results differs."
     there = {label for row in comparison.rows for label in row.runs}

@@ -22,11 +22,13 @@ from pipeline.runs.cost import CostRow, costs_of
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.format import count, decimal, interval, places_of, reading_order, si, title
 from pipeline.runs.report.tables import (
-    HEADINGS,
     LEAST_NAME,
     about_bounds,
     first_few,
     number_column,
+    numbers,
+    p_value,
+    result_columns,
     what_intervals_hold_for,
 )
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, told_table
@@ -316,45 +318,25 @@ def block_tables(block: Block, results: record.Results) -> list[FittedTable]:
 
 
 def _methods_table(block: Block, results: record.Results) -> FittedTable:
-    def number(
-        heading: str, rank: int, value: Callable[[Reached], float | None], words: Callable[[float], str]
-    ) -> Told:
-        return number_column(heading, rank), lambda row: "" if (amount := value(row)) is None else words(amount)
-
     def of_cost(name: str) -> Callable[[Reached], float | None]:
         return lambda row: None if row.algo == REFERENCE else getattr(row.cost, name, None)
 
     def in_total(limit: Limit) -> Callable[[Reached], float | None]:
         return lambda row: None if row.algo == REFERENCE else limit.amount(row.cost, row.kl)
 
-    def ends(row: Reached) -> str:
-        return "" if row.result is None else interval(row.result.ci_low, row.result.ci_high, places=places)
+    def rank(name: str, else_: int) -> int:
+        return 3 if any(limit.name == name for limit in block.at.every) else else_
 
-    there = [row.result for row in block.methods if row.result is not None]
-    places = places_of(end for one in there for end in (one.value, one.ci_low, one.ci_high))
-
-    limited = {limit.name for limit in block.at.every}
     totals = [limit for limit in block.at.every if limit.name == _TOTAL]
     columns: list[Told] = [
         (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
-        (number_column("round", 2), lambda row: "-" if row.round is None else str(row.round)),
-        number(
-            HEADINGS.get(block.metric, block.metric or "value"),
-            1,
-            lambda row: getattr(row.result, "value", None),
-            lambda value: decimal(value, places=places),
-        ),
-        (number_column("interval", 4), ends),
-        number("KL/seq", 3 if "kl" in limited else 5, lambda row: row.kl, decimal),
-        number("FLOPs", 3, of_cost("flops"), si),
-        number(
-            "per answer",
-            3 if "flops_per_answer" in limited else 7,
-            lambda row: getattr(row.cost, "answer", None),
-            si,
-        ),
-        *(number(_TOTAL, 3, in_total(limit), si) for limit in totals[:1]),
-        number("tokens", 3 if "tokens" in limited else EXTRA, of_cost("tokens"), si),
+        numbers("round", 2, lambda row: row.round, str, none="-"),
+        *result_columns(block.metric, block.methods, lambda row: row.result),
+        numbers("KL/seq", rank("kl", 5), lambda row: row.kl),
+        numbers("FLOPs", 3, of_cost("flops"), si),
+        numbers("per answer", rank("flops_per_answer", 7), lambda row: getattr(row.cost, "answer", None), si),
+        *(numbers(_TOTAL, 3, in_total(limit), si) for limit in totals[:1]),
+        numbers("tokens", rank("tokens", EXTRA), of_cost("tokens"), si),
     ]
     return told_table(
         columns,
@@ -388,11 +370,8 @@ def _pairs_table(block: Block, level: float) -> FittedTable:
         (Column(heading="first", least=LEAST_NAME), lambda pair: pair.first),
         (Column(heading="second", least=LEAST_NAME), lambda pair: pair.second),
         (number_column("difference", 1), lambda pair: decimal(pair.difference, "+", places)),
-        (
-            number_column("difference interval", 3),
-            lambda pair: interval(pair.ci_low, pair.ci_high, "+", places),
-        ),
-        (number_column("p", 2), lambda pair: "<0.001" if pair.p < 0.001 else f"{pair.p:.3f}"),
+        (number_column("difference interval", 3), lambda pair: interval(pair.ci_low, pair.ci_high, "+", places)),
+        numbers("p", 2, lambda pair: pair.p, p_value),
         (Column(heading="test", rank=4), lambda pair: pair.test),
     ]
     families = groupby(block.comparisons, key=lambda pair: pair.second == REFERENCE)

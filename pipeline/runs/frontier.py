@@ -15,8 +15,8 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs import record
 from pipeline.runs.equal import Block, Limits, Policy, Reached, Stored, Tested, limits_of
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.report.format import decimal, interval, places_of, si, title
-from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, first_few, number_column
+from pipeline.runs.report.format import decimal, si, title
+from pipeline.runs.report.tables import LEAST_NAME, about_bounds, first_few, numbers, result_columns
 from pipeline.terminal.columns import Column, FittedTable, Told, told_table
 
 _PARTS_OF_KL = (0.25, 0.5, 1.0)
@@ -151,24 +151,13 @@ def lead_tables(leads: Sequence[Lead], results: record.Results) -> Iterator[list
 
 def _table(leads: Sequence[Lead], results: record.Results) -> FittedTable:
     first = leads[0].block
-    values = [lead.best.result for lead in leads if lead.best.result is not None]
-    places = places_of(end for one in values for end in (one.value, one.ci_low, one.ci_high))
-
-    def value(lead: Lead) -> str:
-        return "" if lead.best.result is None else decimal(lead.best.result.value or 0.0, places=places)
-
-    def ends(lead: Lead) -> str:
-        one = lead.best.result
-        return "" if one is None else interval(one.ci_low, one.ci_high, places=places)
-
     columns: list[Told] = [
-        (number_column("KL at most", 1), lambda lead: decimal(lead.kl)),
-        (number_column("an answer at most", 1), lambda lead: si(lead.answer)),
+        numbers("KL at most", 1, lambda lead: lead.kl),
+        numbers("an answer at most", 1, lambda lead: lead.answer, si),
         (Column(heading="most", least=LEAST_NAME), lambda lead: lead.name),
-        (number_column(HEADINGS.get(first.metric, first.metric or "value"), 1), value),
-        (number_column("interval", 4), ends),
-        (number_column("above", 2), lambda lead: str(len(lead.above))),
-        (number_column("open", 3), lambda lead: str(len(lead.open))),
+        *result_columns(first.metric, leads, lambda lead: lead.best.result),
+        numbers("above", 2, lambda lead: len(lead.above), str),
+        numbers("open", 3, lambda lead: len(lead.open), str),
     ]
     return told_table(
         columns,

@@ -1,7 +1,7 @@
 """The table of results that a run ends with, and those of fronts and training budgets below it."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby
 from statistics import median
@@ -102,20 +102,53 @@ def number_column(heading: str, rank: int) -> Column:
     return Column(heading=heading, right=True, rank=rank)
 
 
+def numbers(
+    heading: str,
+    rank: int,
+    number: Callable[[Any], float | None],
+    words: Callable[[Any], str] = decimal,
+    none: str = "",
+) -> Told:
+    """Return a column of numbers in words; where a row has none, it has ``none``."""
+    return number_column(heading, rank), lambda row: none if (found := number(row)) is None else words(found)
+
+
+def result_columns(
+    metric: str, rows: Iterable[Any], result_of: Callable[[Any], Any] = lambda row: row
+) -> tuple[Told, Told]:
+    """Return the column of a metric and that of its interval.
+
+    Args:
+        metric: The metric, or "" for none.
+        rows: Rows of the table.
+        result_of: Gives the row of results of one, if it has any.
+    """
+    places = places_of(end for row in rows for end in _level_of(result_of(row)))
+
+    def value(row: Any) -> str:
+        return _value(found.value, places) if (found := result_of(row)) else ""
+
+    def ends(row: Any) -> str:
+        return interval(found.ci_low, found.ci_high, places=places) if (found := result_of(row)) else ""
+
+    return (number_column(HEADINGS.get(metric, metric or "value"), 1), value), (number_column("interval", 4), ends)
+
+
 def _value(number: float | None, places: int = 3, *, none: str = "-", sign: str = "") -> str:
     return none if number is None else decimal(number, sign, places)
 
 
 def _level_of(row: Any) -> Iterator[float | None]:
-    """Yield the value of a row of results, and the ends of its interval."""
-    yield from (row.value, row.ci_low, row.ci_high)
+    """Yield the value of a row of results, and the ends of its interval; nothing for no row."""
+    yield from (row.value, row.ci_low, row.ci_high) if row else ()
 
 
 def _difference_of(row: record.PooledRow) -> Iterator[float | None]:
     yield from (row.difference, row.difference_low, row.difference_high)
 
 
-def _p_value(p: float | None) -> str:
+def p_value(p: float | None) -> str:
+    """Format a p-value; "" for none."""
     return "" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
@@ -205,58 +238,56 @@ def tables_of_sets(results: record.Results, label: str = "") -> list[FittedTable
         label: As in `result_tables`.
     """
     methods = record.by_method(results.pooled)
-    p_values = {
-        (row.dataset, row.model, row.first): row.p for row in results.comparisons if row.second == REFERENCE
-    }
-    tables = []
-    for (dataset, model), means in methods.items():
-        trained_on, on = point_of(dataset)
-        if on != MEAN:
-            continue
-        metric = next(iter(record.cells_of(means)[0]))
-        places = [place for place in methods if place[1] == model and point_of(place[0])[0] == trained_on]
-        sets = [place for place in places if place[0] != dataset]
-        ends = f"{results.confidence:.0%} interval"
-        headings = ["round", *(rows_of(name) for name, _ in sets), MEAN, ends]
-        ranks = {"round": 5, ends: 3, "p": 3, _APART: 4, _APART_INTERVAL: 9}  # means tell the difference, too
-        columns = [Column(heading="algorithm", least=LEAST_NAME)]
-        headings += [_APART, _APART_INTERVAL, "p"] if len(means) > 1 else []  # beside the reference
-        columns += [number_column(heading, ranks.get(heading, 2)) for heading in headings]
-        last = {
-            algo: max(rounds.items())
-            for algo, rounds in sorted(means.items(), key=lambda one: reading_order(one[0]))
-        }
-        on_sets = {
-            algo: [methods[place].get(algo, {}).get(number, {}).get(metric) for place in sets]
-            for algo, (number, _) in last.items()
-        }
-        rows = {algo: cell[metric] for algo, (_, cell) in last.items()}
-        every = [*rows.values(), *(row for own in on_sets.values() for row in own if row is not None)]
-        level = places_of(end for row in every for end in _level_of(row))
-        apart = places_of(end for row in rows.values() for end in _difference_of(row))
-        notes = partial(
-            _about_sets, metric, [row for row in results.comparisons if row.dataset == dataset], results
+    return [_table_of_sets(results, methods, place, label) for place in methods if is_mean(place[0])]
+
+
+def _table_of_sets(
+    results: record.Results, methods: Mapping[tuple[str, str], record.Methods], mean: tuple[str, str], label: str
+) -> FittedTable:
+    (dataset, model), trained_on = mean, point_of(mean[0])[0]
+    metric = next(iter(record.cells_of(methods[mean])[0]))
+    sets = [
+        place for place in methods if place != mean and (point_of(place[0])[0], place[1]) == (trained_on, model)
+    ]
+    rows = [rounds[max(rounds)][metric] for rounds in methods[mean].values()]
+    rows.sort(key=lambda row: reading_order(row.algo))
+    tested = [row for row in results.comparisons if row.dataset == dataset]
+    p_values = {row.first: row.p for row in tested if (row.model, row.second) == (model, REFERENCE)}
+
+    def on(place: tuple[str, str], row: record.PooledRow) -> record.PooledRow | None:
+        return methods[place].get(row.algo, {}).get(row.round, {}).get(metric)
+
+    every = [*rows, *(on(place, row) for place in sets for row in rows)]
+    level = places_of(end for one in every for end in _level_of(one))
+    apart = places_of(end for row in rows for end in _difference_of(row))
+
+    def on_set(place: tuple[str, str]) -> Told:
+        return number_column(rows_of(place[0]), 2), lambda row: _value(
+            getattr(on(place, row), "value", None), level
         )
-        table = FittedTable(
-            columns, title=title(trained_on, model, count(len(sets), "test set"), label), caption=notes
-        )
-        for algo, row in rows.items():
-            numbers = [_value(result.value if result else None, level) for result in on_sets[algo]]
-            tested = [
-                _value(row.difference, apart, none="", sign="+"),
-                interval(row.difference_low, row.difference_high, "+", apart),
-                _p_value(p_values.get((dataset, model, algo))),
-            ]
-            table.add_row(
-                algo,
-                str(row.round),
-                *numbers,
-                _value(row.value, level),
-                interval(row.ci_low, row.ci_high, places=level),
-                *(tested if len(means) > 1 else []),
-            )
-        tables.append(table)
-    return tables
+
+    columns: list[Told] = [
+        (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
+        numbers("round", 5, lambda row: row.round, str),
+        *map(on_set, sets),
+        (number_column(MEAN, 2), lambda row: _value(row.value, level)),
+        (
+            number_column(f"{results.confidence:.0%} interval", 3),
+            lambda row: interval(row.ci_low, row.ci_high, places=level),
+        ),
+        numbers(_APART, 4, lambda row: row.difference, lambda value: decimal(value, "+", apart)),
+        (
+            number_column(_APART_INTERVAL, 9),  # means tell the difference, too
+            lambda row: interval(row.difference_low, row.difference_high, "+", apart),
+        ),
+        numbers("p", 3, lambda row: p_values.get(row.algo), p_value),
+    ]
+    return told_table(
+        columns if len(rows) > 1 else columns[:-3],  # beside the reference
+        [rows],
+        title=title(trained_on, model, count(len(sets), "test set"), label),
+        caption=partial(_about_sets, metric, tested, results),
+    )
 
 
 def _about_sets(
@@ -384,7 +415,7 @@ class _ResultTable:
                 yield interval(row.ci_low, row.ci_high, places=places) if row else ""
                 yield _value(row.difference if row else None, apart, none="", sign="+")
                 yield interval(row.difference_low, row.difference_high, "+", apart) if row else ""
-                yield _p_value(p)
+                yield p_value(p)
 
     # -- what stands below it ----------------------------------------------------------------------------------
 
@@ -403,10 +434,10 @@ class _ResultTable:
         primary = self._metrics[:1]
         rows = {at: cell[primary[0]] for at, cell in self._cells.items() if set(primary) & set(cell)}
         rests = {f"{algo} round {number}": _rests_on(row) for (algo, number), row in rows.items()}
-        numbers = sorted({row.n for row in rows.values()})
+        sizes = sorted({row.n for row in rows.values()})
         named = [cell[name].n for cell in self._cells.values() for name in ("length", *primary) if name in cell]
-        if numbers and numbers[0] < (evaluated := max(named)):
-            span = " to ".join(f"{number:,}" for number in dict.fromkeys((numbers[0], numbers[-1])))
+        if sizes and sizes[0] < (evaluated := max(named)):
+            span = " to ".join(f"{number:,}" for number in dict.fromkeys((sizes[0], sizes[-1])))
             reason = "the others have no score, or were not drawn (n in results.json)"
             yield f"{HEADINGS[primary[0]]}: of {span} of the {evaluated:,} prompts; {reason}."
         yield from _about_fewer(rests, map(_chains, rows.values()))
@@ -569,14 +600,14 @@ def _front_table(
         return "\n".join([how, *fewer, *about_bounds(bounded, shown, so)]).strip()
 
     matched = [row for row in results.matched if (row.dataset, row.model) == place]
-    places = places_of(end for row in [*rows, *matched] for end in _level_of(row))
+    value, ends = result_columns(rows[0].metric, [*rows, *matched])
     columns: list[Told] = [
         (Column(heading="front", least=LEAST_NAME), lambda row: row.front),
         (Column(heading="point", least=LEAST_NAME), lambda row: getattr(row, "point", _MATCHED)),
         (number_column("KL/seq", 2), lambda row: decimal(row.kl)),
-        (number_column(HEADINGS[rows[0].metric], 1), lambda row: _value(row.value, places)),
+        value,
         (Column(heading="split", rank=3), lambda row: row.split),
-        (number_column("interval", 4), lambda row: interval(row.ci_low, row.ci_high, places=places)),
+        ends,
         (Column(heading="best", rank=5), lambda row: "yes" if getattr(row, "is_best", False) else ""),
         (
             number_column("KL interval", 6),
@@ -606,7 +637,6 @@ def _budget_table(
     results: record.Results, place: tuple[str, str], rows: list[BudgetRow], label: str
 ) -> FittedTable:
     metric = next((row.metric for row in rows if row.metric), "")
-    places = places_of(end for row in rows for end in _level_of(row))
     unknown = dict.fromkeys(row.algo for row in rows if not row.is_known)
     rested = {f"{row.algo} round {row.round}": _chains(row) for row in rows if row.references is not None}
     notes = [_WITHIN, *_about_fewer(rested, _of_place(results, place))]
@@ -615,11 +645,10 @@ def _budget_table(
     columns: list[Told] = [
         (number_column("budget", 0), lambda row: si(row.budget)),
         (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
-        (number_column("round", 2), lambda row: "-" if row.round is None else str(row.round)),
-        (number_column("FLOPs", 3), lambda row: "" if row.flops is None else si(row.flops)),
-        (number_column(HEADINGS.get(metric, "value"), 1), lambda row: _value(row.value, places)),
-        (number_column("interval", 4), lambda row: interval(row.ci_low, row.ci_high, places=places)),
-        (number_column("KL/seq", 5), lambda row: _value(row.kl, none="")),
+        numbers("round", 2, lambda row: row.round, str, none="-"),
+        numbers("FLOPs", 3, lambda row: row.flops, si),
+        *result_columns(metric, rows),
+        numbers("KL/seq", 5, lambda row: row.kl),
     ]
     return told_table(
         columns,
