@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -124,7 +123,8 @@ def _made_again(model: Trained, scratch: Path, console: Console) -> Iterator[Non
 def _request_of(model: Trained) -> Request:
     config, run = model.config, model.run
     config.output_dir, config.execution.store = str(run.folder.path.parent.parent), str(run.store.root)
-    config.execution.backend = Backend.local  # a few jobs for who looks from here
+    # A few jobs for who looks from here; in workers also where the run had none: their arithmetic is the same.
+    config.execution.backend, config.system.use_parallel_execution = Backend.local, True
     return prepare(config)
 
 
@@ -133,19 +133,9 @@ def _run(request: Request, plan: Plan, missing: list[str], model: Trained, conso
     folder.path.mkdir(parents=True)
     text = f"{model.job.id}: its weights are gone; running {count(len(missing), 'job')} to make them again. Log:"
     say(console, text, copy=shown_path(folder.log))
-    config = request.config
-    with leased(config, console) as lease, logged_to(folder.log), StopSignals() as signals:
-        outcome = run_jobs(
-            plan,
-            request.store,
-            lease.devices,
-            folder.path,
-            execution=config.execution,  # in workers also where the run had none: their arithmetic is the same
-            threads=config.system.cpu_threads,
-            portable=config.system.portable,
-            missing=missing,
-            signals=signals,
-        )
+    with leased(request.config, console) as lease, logged_to(folder.log), StopSignals() as signals:
+        how = {**request.how, "missing": missing, "signals": signals}
+        outcome = run_jobs(plan, request.store, lease.devices, folder.path, **how)
     problem = outcome.halted or (f"interrupted by {outcome.interrupted}" if outcome.interrupted else "")
     if problem := problem or next((f"{job_id}: {reason}" for job_id, reason in outcome.failures()), ""):
         raise StoreError(f"{model.job.id}: its weights were not made again: {problem}. Log: {folder.log}")
@@ -272,11 +262,10 @@ def _fill(model: Trained, folder: Path, fold: int) -> None:
 
 def _classifier(model: Trained, folder: Path, fold: int) -> FittedReward:
     """Write a reward model as a sequence classifier that reads texts as its run did; tell how it was fitted."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="IProgress not found")
-        from pipeline.learning.generation.policy import for_generate
-        from pipeline.learning.models import classifier
-        from pipeline.learning.models.load import load_tokenizer, load_value, without_progress_bars
+    from pipeline.learning.generation.policy import for_generate
+    from pipeline.learning.models import classifier
+    from pipeline.learning.models.load import load_tokenizer, load_value, without_progress_bars
+
     usage, source = model.usage, model.reward_models[fold]
     tokenizer = load_tokenizer(source, trust_remote_code=model.model.trusts_code)
     settings = _generation_settings(model.reference_weights, model)
@@ -316,10 +305,8 @@ def _copy(source: Path, target: Path) -> None:
 
 def _merge(model: Trained, folder: Path) -> None:
     """Write a policy of which adapters are stored as one that needs nothing else, in float32."""
-    with warnings.catch_warnings():
-        # As in a notebook: tqdm, which draws nothing here, may miss what it draws with.
-        warnings.filterwarnings("ignore", message="IProgress not found")
-        from pipeline.learning.models.load import load_policy, without_progress_bars
+    from pipeline.learning.models.load import load_policy, without_progress_bars
+
     with without_progress_bars():
         whole = load_policy(
             model.weights,
@@ -341,10 +328,9 @@ def _use_alone(model: Trained, folder: Path, source: Path | None = None) -> None
         source: Folder of the policy; None for the same one.
     """
     usage = model.usage
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="IProgress not found")
-        from pipeline.learning.generation.policy import for_generate
-        from pipeline.learning.models.load import load_tokenizer
+    from pipeline.learning.generation.policy import for_generate
+    from pipeline.learning.models.load import load_tokenizer
+
     tokenizer = load_tokenizer(folder, trust_remote_code=model.model.trusts_code)
     settings = _generation_settings(source or folder, model)
     for_generate(settings, tokenizer, usage.drawing).save_pretrained(folder)

@@ -137,14 +137,4 @@ def _run(
     made = requests.prepare(replace(small, output_dir=str(folder)))
     wanted = [job.id for job in made.plan.jobs.values() if duration_name(job) in planned]
     plan = made.plan.up_to(wanted)
-    outcome = run_jobs(
-        plan,
-        made.store,
-        request.used_devices,
-        folder,
-        execution=made.execution,
-        threads=small.system.cpu_threads,
-        portable=small.system.portable,
-        signals=signals,
-    )
-    return outcome, plan
+    return run_jobs(plan, made.store, request.used_devices, folder, **made.how, signals=signals), plan

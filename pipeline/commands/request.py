@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -87,6 +88,12 @@ class Request:
         if self.config.system.use_parallel_execution:
             return self.config.execution
         return replace(self.config.execution, backend=Backend.inline)
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """How its jobs run: arguments of `run_jobs`."""
+        system = self.config.system
+        return {"execution": self.execution, "threads": system.cpu_threads, "portable": system.portable}
 
     @property
     def used_devices(self) -> list[inventory.Device]:

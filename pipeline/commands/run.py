@@ -476,13 +476,14 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
     write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
     write_whole(run.plan, recorded.plan_text(request.plan, stored=there, keep=request.config.execution.keep))
     steering.write_standing(run, request)
-    made = origin.this_origin(
-        request.command,
-        request.given,
+    made = replace(
+        origin.of_this_process(),
+        command=list(request.command),
+        settings=list(request.given),
         group=multirun.group_of_run(),
-        bounded=with_bounded_kl(request.config),
+        bounded=list(with_bounded_kl(request.config)),
         devices=[device.label for device in request.used_devices],
-        added=request.added,
+        added=list(request.added),
     )
     origin.write_origin(run.path, made)
     for warning in request.warnings:
@@ -550,17 +551,8 @@ def _at_last_looks(request: Request, verified: Verified, run: RunFolder, console
         ]
         measured = [job_id for job_id in measured if there.issuperset(made.plan.inputs(job_id))]
         with TemporaryDirectory(prefix="pipeline-race-") as folder:
-            ended = run_jobs(
-                made.plan.up_to(measured),
-                made.store,
-                made.used_devices[:1],
-                Path(folder),
-                execution=made.execution,
-                threads=made.config.system.cpu_threads,
-                portable=made.config.system.portable,
-                missing=measured,
-                verified=verified,
-            )
+            how = {**made.how, "missing": measured, "verified": verified}
+            ended = run_jobs(made.plan.up_to(measured), made.store, made.used_devices[:1], Path(folder), **how)
     except PipelineError as error:
         note(console, f"the last looks of the race have no table: {error}", mark="warning: ")
         return None
@@ -649,9 +641,7 @@ def _run_missing(
             request.store,
             request.used_devices,
             run.path,
-            execution=request.execution,
-            threads=request.config.system.cpu_threads,
-            portable=request.config.system.portable,
+            **request.how,
             missing=stored.missing,
             verified=verified,
             listener=Listener(on_event=take, on_tick=show, on_stop=stop),

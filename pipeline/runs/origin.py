@@ -76,16 +76,8 @@ class Origin:
         return shlex.join(self.command)
 
 
-def this_origin(
-    command: Sequence[str],
-    settings: Sequence[str],
-    *,
-    group: str,
-    bounded: Iterable[str],
-    devices: Iterable[str],
-    added: Iterable[str] = (),
-) -> Origin:
-    """Return the origin of a run that begins in this process."""
+def of_this_process() -> Origin:
+    """Return what the origin of a run that begins in this process says of the process."""
     folder = ""
     with suppress(OSError):  # the folder may have been removed
         folder = str(Path.cwd())
@@ -100,18 +92,7 @@ def this_origin(
     for name in PACKAGES:  # packages that results depend on, without importing them
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    return Origin(
-        command=list(command),
-        settings=list(settings),
-        folder=folder,
-        group=group,
-        bounded=list(bounded),
-        devices=list(devices),
-        machine=machine,
-        versions=versions,
-        slurm=slurm_job(os.environ),
-        added=list(added),
-    )
+    return Origin(folder=folder, machine=machine, versions=versions, slurm=slurm_job(os.environ))
 
 
 _OF_SLURM = {
