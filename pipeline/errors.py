@@ -1,5 +1,6 @@
 """The exception tree. Errors carry fields, and messages say what was given, what is allowed, what to try."""
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,17 @@ def describe_exit(exit_code: int | None) -> str:
     except ValueError:
         name = "unknown signal"
     return f"signal {-exit_code} ({name})"
+
+
+_TOO_LONG = re.compile(
+    r"Exceeds the limit \(\d+ digits\) for integer string conversion(: value has \d+ digits)?"
+    r"(; use sys\.set_int_max_str_digits\(\) to increase the limit)?"
+)
+
+
+def without_advice(text: str) -> str:
+    """Return what an exception says, of a number with too many digits without Python's advice to programmers."""
+    return _TOO_LONG.sub("a number has too many digits", text)
 
 
 def unknown_name(kind: str, given: str, known: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, without_advice
 from pipeline.files import json_text, open_plain, write_whole
 
 SMALL = 64 << 20
@@ -167,7 +167,7 @@ def _wrong_value(value: Any, problem: str) -> str:
 def _brief(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
-    text = str(error)
+    text = without_advice(str(error))
     return text[:1].lower() + text[1:]
 
 
@@ -184,6 +184,9 @@ RESOLVED = 4
 """A configuration with all defaults, and the points of fronts written out, may have so many times of both."""
 DEEPEST = 50
 """Tables and lists inside each other."""
+_LONGEST_NUMBER = 3_500
+"""Digits of a whole number; Python prints none with more than 4,300, which in base 16 are fewer."""
+_WHOLE_NUMBER = re.compile(r"[-+]?(?:0x[0-9a-fA-F_]+|[0-9_:]+)")
 
 
 def read_resolved(data: bytes) -> Any:
@@ -221,6 +224,10 @@ def check_yaml(document: str | bytes, most: int = MOST_VALUES) -> None:
             count += sizes.get(anchor or "", 1)
         elif isinstance(event, yaml.NodeEvent):
             count += 1
+            text = event.value if isinstance(event, yaml.ScalarEvent) and event.implicit[0] else ""
+            if len(text) > _LONGEST_NUMBER and _WHOLE_NUMBER.fullmatch(text):
+                line = event.start_mark.line + 1 if event.start_mark else 1
+                raise ConfigError(f"line {line}: a number has too many digits")
             if isinstance(event, yaml.CollectionStartEvent):
                 open_.append((anchor, count - 1))
             elif anchor:

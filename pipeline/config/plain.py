@@ -18,7 +18,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from pipeline.config.schema import CHOICES, MISSING, PATH, RANGE, Range, StageConfig
 from pipeline.config.user_code import ask, import_object
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, without_advice
 
 # -- filled in ---------------------------------------------------------------------------------------------------
 # Convert plain values to settings: start from the defaults of a class, and convert each value to the type of its
@@ -120,7 +120,8 @@ def _converted(value: Any, hint: Any, default: Any, path: Path, refuse: Refuse) 
             return value
     for kind in kinds:
         if kind is float and type(value) is int:
-            return float(value)
+            with suppress(OverflowError):
+                return float(value)
         if kind in (int, float) and isinstance(value, str):
             with suppress(ValueError):
                 return kind(value)
@@ -217,6 +218,8 @@ _LONGEST_NAME = 255
 _LONGEST_PATH = 3_000
 """Longest path in bytes; Linux allows 4,095, and paths of outputs are longer than the given folder."""
 _SHOWN = 80
+_MOST_BITS = 14_000
+"""Bits of a whole number without a range: Python writes none of more than 4,300 digits."""
 
 
 def value_problems(section: object) -> Iterator[str]:
@@ -281,6 +284,8 @@ def _problem(value: object, declared: Mapping[str, Any]) -> str | None:
         return _text_problem(value) or (_path_problem(value) if declared.get(PATH) else None)
     if allowed is not None and isinstance(value, (int, float)) and not allowed.holds(value):
         return f"must be {allowed}" + (f". {allowed.advice}" if allowed.advice else "")
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return "has too many digits"
     return None
 
 
@@ -350,4 +355,5 @@ def one_line(text: str) -> str:
     """Join the lines of a message, without parts that only help users of Hydra."""
     lines = (line.strip() for line in text.splitlines())
     noise = re.compile(r"(full_key|object_type|reference_type)[:=]|See https?:|Set HYDRA_FULL_ERROR")
-    return " ".join(line for line in lines if line and not noise.match(line)).rstrip(".") + "."
+    joined = " ".join(line for line in lines if line and not noise.match(line))
+    return without_advice(joined).rstrip(".") + "."

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from pipeline.foreign import ForeignDataError, converted, read_json
+from pipeline.errors import ConfigError
+from pipeline.foreign import ForeignDataError, converted, read_json, read_resolved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ def test_fields_of_a_later_version_are_left_out() -> None:
         (b'{"x": NaN}', "NaN is no number"),
         (b'{"x": 1, "y": Infinity}', "Infinity is no number"),
         (b'{"x": 1', "no JSON"),
-        (b'{"x": ' + b"1" * 5000 + b"}", "no JSON"),
+        (b'{"x": ' + b"1" * 5000 + b"}", "no JSON (a number has too many digits)"),
         (b'{"x": 1, "\\udcff": 1}', "half of a surrogate pair"),
         (b'{"x":' * 100_000, "nested too deeply"),
     ],
@@ -74,3 +75,10 @@ def _read_or_refuse(data: bytes) -> None:
         return
     assert type(point.x) is int
     assert point.y >= 0
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "-" + "9" * 5000, "0x" + "f" * 5000, "1:" * 3000 + "1"])
+def test_a_number_of_yaml_that_python_does_not_print_is_told_with_its_line(digits: str) -> None:
+    with pytest.raises(ConfigError, match=r"^line 3: "):
+        read_resolved(f"a: 1\nb:\n  - {digits}\n".encode())
+    assert read_resolved(f"a: '{digits}'\n".encode()) == {"a": digits}

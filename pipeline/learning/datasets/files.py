@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from yaml import YAMLError
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, without_advice
 from pipeline.files import at_home
 from pipeline.foreign import LARGEST_FILE, read_resolved
 
@@ -771,7 +771,7 @@ def _damaged(path: Path, what: str, number: int, error: Exception) -> DataError:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return " ".join(without_advice(str(error)).split())[:200] or type(error).__name__
 
 
 # -- sources -----------------------------------------------------------------------------------------------------

@@ -156,6 +156,9 @@ def test_every_wrong_setting_has_its_message(words: list[str], told: list[str]) 
         ("a=b=[", "cannot read 'a=b=['"),
         ("output_dir=${experimen.name}", "nothing sets 'experimen.name'"),
         ("output_dir=${output_dir}", "output_dir"),
+        (f"training.grad_clip={10**400}", "a number, at least 0 and at most"),
+        (f"evaluation.etas=[1,{10**400}]", "a list of numbers"),
+        ("rounds_of_training=" + "9" * 5000, "a number has too many digits"),
     ],
 )
 def test_a_wrong_setting_is_one_line_with_what_is_allowed_and_the_nearest_name(override: str, said: str) -> None:
@@ -188,6 +191,9 @@ def test_a_request_without_a_name_says_so(words: list[str], said: str) -> None:
         ("datasets: {jsonl: {further_columns: [a, 007]}}", "in quotes"),
         ("datasets: {jsonl: {system_prompt: None}}", "null"),
         ("training: {lr: 1}\nevaluation: {splt: test}\n", "2 settings are wrong"),
+        (f"rounds_of_training: {'9' * 5000}\n", "a number has too many digits"),
+        (f"training: {{grad_clip: 0x{'f' * 5000}}}\n", "training.grad_clip"),
+        (f"algos: {{PITA: {{options: {{a: 0x{'f' * 5000}}}}}}}\n", "algos.PITA.options.a"),
     ],
 )
 def test_a_wrong_file_is_refused_in_words(tmp_path: Path, content: str, said: str) -> None:

@@ -209,6 +209,7 @@ PARAMETERS = {
     "value: !!binary aGk=": "nothing that a setting may be",
     'value: "b\\0"': "nothing that a setting may be",
     "1: 2": "write it in quotes",
+    "value: " + "9" * 5000: "too many digits",
     "value: !!python/name:os.system x": "not valid YAML",
     "value: 1, value: 2": "there twice",
 }

@@ -74,6 +74,12 @@ def test_parquet_and_what_datasets_saves(tmp_path: Path) -> None:
             b'[{"prompt": "a"},\n{"prompt": }]',
             r"a.json:2: not valid JSON \(Expecting value, character 12\)",
         ),
+        ("a.jsonl", b'{"n": 1}\n{"n": %s}' % (b"9" * 5000), r"a.jsonl:2: not valid JSON \(a number has too many"),
+        (
+            "a.json",
+            b'[{"n": 1}, {"n": %s}]' % (b"9" * 5000),
+            r"a.json: row 2: not valid JSON \(a number has too many",
+        ),
         ("a.json", b'[{"prompt": "a"}, 7]', r"a.json: row 2: expected an object of columns .* found 7"),
         ("a.jsonl", b'{"prompt": "a", "n": {"x": 1, "x": 2}}', r"a.jsonl:1: has more than one column named 'x'"),
         ("a.jsonl", b"\n \n", r"a.jsonl: is empty; .* Write or fetch it again, or name another path"),
