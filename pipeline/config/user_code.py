@@ -424,7 +424,8 @@ class _Reached:
         modules: The user's own modules, by name.
         nodes: Nodes of statements that count.
         words: Names used there.
-        texts: Texts there that may name something, and parts of them, except variables that are set.
+        texts: Texts there that may name something, and parts of them, except variables that are set; those of
+            docstrings only if they may be used.
     """
 
     def __init__(self, module: str, name: str, find: Find) -> None:
@@ -432,6 +433,7 @@ class _Reached:
         self.nodes: list[ast.AST] = []
         self.words = {name.partition(".")[0]}
         self.texts: set[str] = set()
+        self._said: set[str] = set()
         self._find = find
         self._imports: set[tuple[str, str, str, str]] = set()
         # names used without attribute access, so that all of such a module may be used
@@ -448,6 +450,8 @@ class _Reached:
 
     def _grow(self) -> None:
         """Add everything that counts by now."""
+        if not self.words.isdisjoint(_SAID):
+            self.texts |= self._said
         # further folders in which modules may be searched
         if self._further != (folders := [*map(str, self.folders)]):
             self._further, self._sought = folders, set()
@@ -484,9 +488,11 @@ class _Reached:
         stored = {
             node.slice for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
         }
+        said = {node.value for node in nodes if isinstance(node, ast.Expr) and _is_said(node)}
         for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and node not in stored:
-                self.texts |= _parts(node.value)
+                into = self._said if node in said else self.texts
+                into |= _parts(node.value)
             for source, inner, bound in _imports(module, node):
                 self._imports.add((module.name, source, inner, bound))
                 self._modules_used |= {source, f"{source}.{inner}"} if inner not in ("", "*") else {source}

@@ -504,6 +504,37 @@ def test_files_count_whatever_reads_them(
     assert len(seen) == 2
 
 
+@pytest.mark.parametrize(("used", "count"), [("pass", 1), ("print(reward.__doc__)", 3)])
+def test_what_docstrings_speak_of_counts_where_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: str, count: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = f"'Judge as notes.md says.'\n\ndef reward(of):\n    'Read notes.md first.'\n    {used}\n    return of\n"
+    files_in(tmp_path, {"mine": text})
+    seen = {hashed(tmp_path)}
+    for content in ("one", "two"):
+        (tmp_path / "notes.md").write_text(content)
+        seen.add(hashed(tmp_path))
+    assert len(seen) == count
+
+
+def test_the_current_folder_counts_only_where_it_has_what_a_module_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    other.mkdir()
+    files_in(own, {"mine": "def reward(of):\n    return open('words.txt')\n"})
+    (own / "words.txt").write_text("one")
+    seen = []
+    for folder in (own, other):
+        monkeypatch.chdir(folder)
+        seen.append(hashed(own))
+    (other / "words.txt").write_text("one")
+    assert {*seen, hashed(own)} == {seen[0]}
+    (other / "words.txt").write_text("two")
+    assert hashed(own) != seen[0]  # which the module would read
+
+
 def test_all_counts_of_a_model_that_a_library_reads_with_its_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
