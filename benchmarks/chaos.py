@@ -34,7 +34,7 @@ from rich.table import Table
 from benchmarks.arguments import positive
 from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.devices.inventory import cpu_slots
-from pipeline.engine.journal import read_journal
+from pipeline.engine.journal import JournalReader
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Job, Plan
 
@@ -214,7 +214,7 @@ def crowd(count: int, share: float, workers: int, folder: Path) -> Crowd:
     if unfinished:
         raise SystemExit(f"{len(unfinished)} jobs did not finish, the first is {unfinished[0]}")
     start = time.monotonic()
-    records = sum(1 for _ in read_journal(run_dir / "journal.jsonl"))
+    records = sum(1 for _ in JournalReader(run_dir / "journal.jsonl").new_events())
     replay_s = time.monotonic() - start
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return Crowd(count, len(fatal), seconds, peak_mb, replay_s, records)

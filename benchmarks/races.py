@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.engine.journal import read_journal
+from pipeline.engine.journal import JournalReader
 from pipeline.engine.run_folder import RunFolder
 from pipeline.learning.evaluation import statistics
 from pipeline.plan.graph import Job
@@ -66,7 +66,7 @@ def run(folder: Path, name: str, seed: int, until: str | None) -> LoadedRun:
 def seconds_by_key(run: LoadedRun) -> Counter[str]:
     """Return the key of each job that this run started -> device seconds of its attempts."""
     began, took = dict[str, float](), Counter[str]()
-    for event in read_journal(run.folder.journal):
+    for event in JournalReader(run.folder.journal).new_events():
         if event["event"] == "JobStarted":
             began[event["job"]] = event["time"]
         elif (name := str(event.get("job", ""))) in began:

@@ -35,7 +35,7 @@ from rich.table import Table
 from benchmarks.arguments import positive
 from pipeline.config.schema import Barrier, ExecutionConfig
 from pipeline.engine.devices.inventory import cpu_slots
-from pipeline.engine.journal import Journal, read_journal
+from pipeline.engine.journal import Journal, JournalReader
 from pipeline.engine.run_jobs import make_pool
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome, account
@@ -179,7 +179,7 @@ def record(run: Path, seeds: int) -> dict[str, Any]:
     planned = json.loads((run / "plan.json").read_text())
     took = {
         event["job"]: event["run_s"] - event["load_s"]
-        for event in read_journal(run / "journal.jsonl")
+        for event in JournalReader(run / "journal.jsonl").new_events()
         if event["event"] == "JobFinished"
     }
     ran = {job["id"]: job for job in planned["jobs"] if job["id"] in took}

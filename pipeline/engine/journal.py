@@ -250,18 +250,6 @@ def _whole_bytes(path: Path) -> int:
         return file.tell()
 
 
-def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a journal. Lines that are no event, and an incomplete last line, are skipped.
-
-    Raises:
-        OSError: The file is missing, or not a regular file.
-    """
-    with open_plain(path, follow=True) as file:
-        for line in whole_lines(file):
-            with suppress(ForeignDataError):
-                yield read_event(line)
-
-
 class JournalReader:
     """Reads the events of a journal as they are written. An incomplete last line is left for the next call.
 

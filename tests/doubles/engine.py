@@ -14,7 +14,7 @@ import psutil
 from pipeline.config.schema import Backend, ExecutionConfig, RetryConfig
 from pipeline.engine.devices.inventory import Device, cpu_slots, read_levels
 from pipeline.engine.devices.select import make_layout
-from pipeline.engine.journal import Journal, Listener, read_journal
+from pipeline.engine.journal import Journal, JournalReader, Listener
 from pipeline.engine.run_jobs import make_pool
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
@@ -137,7 +137,7 @@ class Engine:
             )
         finally:
             journal.close()
-            self.journal = list(read_journal(path))
+            self.journal = list(JournalReader(path).new_events())
         written = RunView(plan.jobs.values(), set(stored))
         written.feed(self.journal)
         assert what_status_shows(view) == what_status_shows(written)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.engine.journal import read_journal
+from pipeline.engine.journal import JournalReader
 from tests.doubles.shared import made_once
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def results(output_dir: Path, name: str = "t") -> tuple[bytes, bytes, bytes]:
 
 
 def events(output_dir: Path, event: str, name: str = "t", key: str = "job") -> list[str]:
-    journal = read_journal(output_dir / name / "latest" / "journal.jsonl")
+    journal = JournalReader(output_dir / name / "latest" / "journal.jsonl").new_events()
     return [str(entry[key]) for entry in journal if entry["event"] == event]
 
 

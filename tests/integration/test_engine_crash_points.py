@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.schema import Backend
-from pipeline.engine.journal import read_journal
+from pipeline.engine.journal import JournalReader
 from pipeline.engine.scheduler.state import JobStatus
 from tests.doubles.engine import Engine, job
 
@@ -65,7 +65,7 @@ def test_a_run_goes_on_from_wherever_it_was_killed(tmp_path: Path, every: int, b
         how = ("torn", "whole", "unwritten")[nth % 3]
         root = tmp_path / f"{record}-{how}"
         assert killed_run(root, record, how) == -signal.SIGKILL
-        told = list(read_journal(root / "run1" / "journal.jsonl"))
+        told = list(JournalReader(root / "run1" / "journal.jsonl").new_events())
         finished = {event["job"] for event in told if event["event"] == "JobFinished"}
 
         engine = Engine(root, runs=1)

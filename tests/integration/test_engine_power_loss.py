@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.schema import Backend
-from pipeline.engine.journal import Journal, read_journal
+from pipeline.engine.journal import Journal, JournalReader
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.store import store as store_module
 from pipeline.engine.workers import pool as pool_module
@@ -105,7 +105,7 @@ def test_a_loss_of_power_costs_nothing_but_time(
     kept = 0
     for moment in [*moments[first::3], end]:
         journal = moment / "run1" / "journal.jsonl"
-        told = list(read_journal(journal)) if journal.exists() else []
+        told = list(JournalReader(journal).new_events()) if journal.exists() else []
         assert told == calm.journal[: len(told)], "whole lines, from the first on"
         engine = Engine(moment, runs=1)
         stored = [one.id for one in PLAN if engine.store.has(one.key)]

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from pipeline.config.schema import Backend
-from pipeline.engine.journal import Journal, read_journal
+from pipeline.engine.journal import Journal, JournalReader
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.errors import StoreError
 from tests.doubles.engine import Engine, describe, job, key
@@ -80,7 +80,7 @@ def test_a_journal_that_cannot_be_written_ends_the_run_and_stays_readable(tmp_pa
     path = tmp_path / "run1" / "journal.jsonl"
     assert path.stat().st_size <= 900
     assert path.read_bytes().endswith(b"\n")
-    assert [event["event"] for event in read_journal(path)][:2] == ["RunStarted", "WorkerStarted"]
+    assert [event["event"] for event in JournalReader(path).new_events()][:2] == ["RunStarted", "WorkerStarted"]
 
 
 def test_a_second_engine_cannot_write_the_same_journal(tmp_path: Path) -> None:

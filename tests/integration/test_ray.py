@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from pipeline.__main__ import app
 from pipeline.config.schema import Backend, RayConfig
 from pipeline.engine.devices.inventory import cpu_slots
-from pipeline.engine.journal import read_journal
+from pipeline.engine.journal import JournalReader
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.workers import on_ray
 from pipeline.errors import has_package
@@ -210,7 +210,8 @@ def test_devices_go_to_other_users_of_the_cluster_and_come_back_while_a_run_goes
             assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
-    last = [event for event in read_journal(output / "t" / "latest" / "journal.jsonl") if "worker" in event]
+    events = JournalReader(output / "t" / "latest" / "journal.jsonl").new_events()
+    last = [event for event in events if "worker" in event]
     after = [event["worker"] for event in last if event["event"] == "JobStarted"][3:]
     assert {*after[-2:]} <= {4, idle}
     wait_for(lambda: free_gpus(other) == 8, PATIENCE_S)

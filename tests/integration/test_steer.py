@@ -20,7 +20,7 @@ from pipeline.commands import steer, steering
 from pipeline.commands.steering import Asked
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.select import LeaseSet, holders
-from pipeline.engine.journal import read_journal
+from pipeline.engine.journal import JournalReader
 from pipeline.engine.run_folder import RunFolder
 from pipeline.runs.loaded import LoadedRun
 from tests.doubles import fake_nvml
@@ -249,7 +249,7 @@ def test_a_run_that_gives_devices_back_and_takes_others_has_the_bytes_of_one_tha
         ask(output, verb="devices", words=["+1"])
         ended(process)
     assert process.returncode == 0
-    journal = list(read_journal(output / "t" / "latest" / "journal.jsonl"))
+    journal = list(JournalReader(output / "t" / "latest" / "journal.jsonl").new_events())
     assert {event["worker"] for event in journal if event["event"] == "JobStarted"} >= {0, 2}
     left = next(
         at for at, event in enumerate(journal) if event["event"] == "WorkerExited" and event["worker"] == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.engine.journal import read_journal
+from pipeline.engine.journal import JournalReader
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 from tests.doubles.small_runs import command, wait_for, with_reference
 
@@ -27,7 +27,7 @@ def closing(descriptors: str, words: list[str]) -> list[str]:
 
 def journal(output_dir: Path) -> list[dict[str, object]]:
     path = output_dir / "t" / "latest" / "journal.jsonl"
-    return list(read_journal(path)) if path.exists() else []
+    return list(JournalReader(path).new_events()) if path.exists() else []
 
 
 def runs(output_dir: Path) -> int:

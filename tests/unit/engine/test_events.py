@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.engine.journal import read_journal
+from pipeline.engine.journal import JournalReader
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.status import explain_job, glance_at, overview_table, print_run, run_json
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
@@ -87,7 +87,7 @@ def shown(run: WrittenRun) -> LoadedRun:
     json.dumps(run_json(recorded, START + 60))
     console.print(overview_table([glance_at(LoadedRun(run.folder), START + 60)]))
     explain_job(recorded, SHARD, None, START + 60)
-    list(read_journal(run.folder.journal))
+    list(JournalReader(run.folder.journal).new_events())
     return recorded
 
 
@@ -96,7 +96,7 @@ def test_what_engines_write_is_read_whole(tmp_path: Path) -> None:
     for event in EVENTS:
         run.write(**event)
     assert shown(run).unreadable == 0
-    assert len(list(read_journal(run.folder.journal))) == len(EVENTS) + 1
+    assert len(list(JournalReader(run.folder.journal).new_events())) == len(EVENTS) + 1
 
 
 @pytest.mark.properties

@@ -4,11 +4,11 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
-from pipeline.engine.journal import Event, Journal, Listener, read_journal
+from pipeline.engine.journal import Event, Journal, JournalReader, Listener
 from pipeline.engine.keeper import remove_weights
 from pipeline.engine.scheduler.loop import FORCE_S, Outside
 from pipeline.engine.scheduler.run import OnDisk, ProcessOrder, Record, ReleaseClaim
@@ -28,6 +28,10 @@ class Told:
     def __getattr__(self, name: str) -> object:
         assert callable(getattr(Pool, name))
         return lambda index: self.calls.append((name, index))
+
+
+def in_journal(folder: Path) -> list[dict[str, Any]]:
+    return list(JournalReader(folder / "journal.jsonl").new_events())
 
 
 @pytest.fixture
@@ -69,8 +73,8 @@ def test_a_journal_that_breaks_is_not_gone_on_with(
     assert outside.broken == "no space left"
     outside.carry_out(Record("C", {}))
     outside.settle()
-    assert [event["event"] for event in read_journal(tmp_path / "journal.jsonl")] == ["A"]
-    assert list(read_journal(tmp_path / "journal.jsonl")) == events, "who watches is told what is on disk"
+    assert [event["event"] for event in in_journal(tmp_path)] == ["A"]
+    assert in_journal(tmp_path) == events, "who watches is told what is on disk"
 
 
 def forced(events: list[str], outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +94,7 @@ def test_what_only_the_journal_tells_is_on_disk_before_anything_is_done(
     assert done == [], "they go to disk together"
     outside.carry_out(ProcessOrder("restart", 0))
     assert done == ["forced", "restart"]
-    assert [event["event"] for event in read_journal(tmp_path / "journal.jsonl")] == ["AttemptFailed", "JobFailed"]
+    assert [event["event"] for event in in_journal(tmp_path)] == ["AttemptFailed", "JobFailed"]
 
 
 def test_what_the_store_tells_as_well_is_written_once_a_turn_and_forced_a_few_times_a_second(
@@ -106,7 +110,7 @@ def test_what_the_store_tells_as_well_is_written_once_a_turn_and_forced_a_few_ti
         outside.carry_out(Record("JobFinished", {"job": str(turn)}))
         assert len(events) == 2 * turn, "nobody is told what is not written"
         outside.settle()
-        assert list(read_journal(tmp_path / "journal.jsonl")) == events, "a kill of the engine loses none of it"
+        assert in_journal(tmp_path) == events, "a kill of the engine loses none of it"
         now_s[0] += FORCE_S / 4
     assert len(done) == 2
     assert outside.force_due_s <= now_s[0] + FORCE_S, "the rest does not wait for another event"
