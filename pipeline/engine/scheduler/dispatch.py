@@ -128,11 +128,12 @@ def renew_idle(run: Run, workers: Iterable[int]) -> None:
 
 
 def renew_places(run: Run, workers: Sequence[int], but: Collection[int] = ()) -> None:
-    """Replace workers whose devices ranks used: a new process is ready once the memory of its GPU is free.
+    """Replace workers whose GPUs ranks used: a new process is ready once the memory of its GPU is free.
 
     Args:
         run: The run.
-        workers: All workers of the job, which is over.
+        workers: All workers of the job, which is over; a job of one worker had no ranks.
         but: Workers among them whose processes have ended, or are being replaced.
     """
-    renew_idle(run, [index for index in workers if run.state.workers[index].visible and index not in but])
+    used = [index for index in workers if run.state.workers[index].visible and index not in but]
+    renew_idle(run, used if len(workers) > 1 else ())

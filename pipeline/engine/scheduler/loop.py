@@ -466,8 +466,7 @@ class Loop:
         if not self.signals.received or self.told_stop:
             return
         self.told_stop = True
-        assigned = [worker.job_id for worker in self.run.state.workers if worker.job_id and not worker.lent]
-        running = [job_id for job_id in assigned if job_id not in self.run.gathering]
+        running = [job.job.id for job in self.run.running()]
         text = stopping(self.signals.received, running, self.run.settings.stop_grace_s)
         log.warning("%s (%s)", text, ", ".join(running))
         self.outside.listener.on_stop(text)

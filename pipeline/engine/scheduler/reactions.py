@@ -13,7 +13,7 @@ from pipeline.engine.scheduler import dispatch, recovery
 from pipeline.engine.scheduler.policy import Reserve, Start
 from pipeline.engine.scheduler.ready import Kind, Needs, kind_of
 from pipeline.engine.scheduler.run import Failure, GiveBack, OnDisk, ProcessOrder, ReleaseClaim, Run
-from pipeline.engine.scheduler.state import THERE, RunState, WorkerPhase
+from pipeline.engine.scheduler.state import THERE, WorkerPhase
 from pipeline.engine.workers import messages
 from pipeline.errors import PlanError
 from pipeline.plan.graph import Job, Plan
@@ -91,14 +91,12 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
         case messages.JobRaised():
             _handle_raise(run, index, message, on_disk)
         case messages.AttemptStopped():
-            _note_stopped(run, message.job_id, index, begun=True)
             workers = run.state.jobs[message.job_id].workers
-            _retry_stopped(
-                run, run.state.raised(index), index, "was asked to stop once more, and not by the engine"
-            )
+            again = "was asked to stop once more, and not by the engine"
+            _retry_stopped(run, run.state.raised(index), index, again, begun=True)
             dispatch.give_back(run, index)  # it gets no further job
             dispatch.renew_idle(run, [index])
-            dispatch.renew_places(run, workers[1:] and workers, but=(index,))
+            dispatch.renew_places(run, workers, but=(index,))
     if run.leaving:
         _leave(run)
 
@@ -234,26 +232,21 @@ def _handle_exit(run: Run, index: int, message: messages.WorkerExited) -> None:
     before = run.state.workers[index]
     workers = run.state.jobs[before.job_id].workers if before.job_id else ()
     job_id = run.state.worker_lost(index)
-    if run.stopping:
-        if job_id:
-            _note_stopped(run, job_id, index, begun=before.begun)
-            run.state.retry(job_id)
-        return
-    if job_id and index in run.asked and not doom:
-        _note_stopped(run, job_id, index, begun=before.begun)
-        run.state.retry(job_id)
-    elif job_id and not before.begun and not doom and not message.elsewhere:
-        # none of the job's code has run, so the job is not at fault
-        _note_stopped(run, job_id, index, begun=False)
-        _retry_stopped(run, job_id, index, f"ended once more before it had begun: {message.said}")
+    # If none of the job's code has run, the job is not at fault.
+    own = index in run.asked or not (before.begun or message.elsewhere)
+    if job_id and (run.stopping or (own and not doom)):
+        again = f"ended once more before it had begun: {message.said}"
+        _retry_stopped(run, job_id, index, again, begun=before.begun)
     elif job_id:
         lost = _failure_of_exit(index, message, before.rss_bytes)
         failure = replace(doom, exit_code=message.exit_code) if doom else lost
         _handle_lost_attempt(run, job_id, index, failure, elsewhere=message.elsewhere)
-    elif before.phase is WorkerPhase.idle:
+    elif before.phase is WorkerPhase.idle and not run.stopping:
         run.say(f"worker {index} was lost ({message.said})")
+    if run.stopping:
+        return
     dispatch.replace_process(run, index)
-    dispatch.renew_places(run, workers[1:] and workers, but=(index,))
+    dispatch.renew_places(run, workers, but=(index,))
 
 
 def _handle_lost_attempt(run: Run, job_id: str, index: int, failure: Failure, *, elsewhere: bool) -> None:
@@ -350,29 +343,30 @@ def _hand_on(
         recovery.review_devices(run)
     if is_spoiled or message.spoils or index in run.asked:
         dispatch.renew_idle(run, [index])
-    dispatch.renew_places(run, workers[1:] and workers)
+    dispatch.renew_places(run, workers)
     dispatch.begin_ahead(run, index)
 
 
-def _note_stopped(run: Run, job_id: str, index: int, *, begun: bool) -> None:
-    """Record an attempt that ended through nobody's fault, if the journal has its beginning."""
-    attempt = run.end_attempt(job_id, index, "stopped")
-    if begun:
-        run.record("JobStopped", job=job_id, attempt=attempt.attempt, worker=index)
+def _retry_stopped(run: Run, job_id: str, index: int, again: str, *, begun: bool) -> None:
+    """Retry a job whose attempt ended through no fault of its own: a few times, or at our own request.
 
-
-def _retry_stopped(run: Run, job_id: str, index: int, again: str) -> None:
-    """Retry a job whose attempt ended through no fault of its own.
-
-    A limited number of times, if the engine goes on.
+    Args:
+        run: State of the run.
+        job_id: The job, which no worker has any more.
+        index: Index of the worker that had the job.
+        again: What has happened once too often, in words.
+        begun: Whether the journal has the beginning of the attempt.
     """
-    run.excused[job_id] += not run.stopping and index not in run.asked
-    if run.excused[job_id] <= _MAX_EXCUSED:
+    run.end_attempt(job_id, index, "stopped")
+    if begun:
+        run.record("JobStopped", job=job_id, attempt=run.state.jobs[job_id].attempts, worker=index)
+    asked = run.stopping or index in run.asked
+    run.excused[job_id] += not asked
+    if asked or run.excused[job_id] <= _MAX_EXCUSED:
         run.state.retry(job_id)
-        return
-    recovery.handle_failure(
-        run, job_id, index, Failure(messages.FailureKind.lost, f"worker {index} {again}"), suspect=None
-    )
+    else:
+        failure = Failure(messages.FailureKind.lost, f"worker {index} {again}")
+        recovery.handle_failure(run, job_id, index, failure, suspect=None)
 
 
 # -- runnable ----------------------------------------------------------------------------------------------------
@@ -395,22 +389,6 @@ def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Nee
         "(training.gpus_per_job, generation.gpus_per_job), or run with more (distributed.num_gpus, "
         "execution.workers)"
     )
-
-
-def too_wide(state: RunState) -> list[str]:
-    """Return the ready jobs that need more devices, or larger ones, than are left."""
-
-    def is_too_wide(name: str) -> bool:
-        job = state.jobs[name].job
-        return job.devices > state.most_devices(job)
-
-    wide = [name for name in state.retries if is_too_wide(name)]
-    for alike in state.ready.alike.values():
-        names = (name for _, _, bucket, _ in alike.buckets() for ids in bucket.values() for name in ids)
-        first = next(names)
-        if is_too_wide(first):
-            wide += [first, *names]
-    return wide
 
 
 def check_runnable(
@@ -459,7 +437,17 @@ def release_due(run: Run) -> None:
 def give_up_too_wide(run: Run) -> None:
     """Fail the ready jobs that need more devices, or larger ones, than are left."""
     state = run.state
-    for job_id in too_wide(state):
+
+    def is_too_wide(name: str) -> bool:
+        job = state.jobs[name].job
+        return job.devices > state.most_devices(job)
+
+    wide = [name for name in state.retries if is_too_wide(name)]
+    for alike in state.ready.alike.values():
+        names = (name for _, _, bucket, _ in alike.buckets() for ids in bucket.values() for name in ids)
+        if is_too_wide(first := next(names)):
+            wide += [first, *names]
+    for job_id in wide:
         reason = too_few_devices(state.plan.jobs[job_id], state.usable_devices(), state.layout, state.needs)
         state.wait(job_id)
         recovery.give_up(run, job_id, messages.FailureKind.device, reason)

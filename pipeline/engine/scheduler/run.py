@@ -346,9 +346,7 @@ class Run:
         """Return the path of an attempt's log within the folder of the run."""
         return f"{self.folder.job_name(job_id)}/log.{f'{attempt}.' if attempt > 1 else ''}txt"
 
-    def end_attempt(
-        self, job_id: str, index: int, outcome: str, load_s: float = 0.0, flops: float = 0.0
-    ) -> Attempt:
+    def end_attempt(self, job_id: str, index: int, outcome: str, load_s: float = 0.0, flops: float = 0.0) -> None:
         """Record the end of an attempt, and release its workers.
 
         Args:
@@ -380,7 +378,6 @@ class Run:
         self.flops += flops
         self.attempts.append(attempt)
         self.spent_s += attempt.total_s * job.job.devices
-        return attempt
 
     # -- budget ------------------------------------------------------------------------------------------------
 
@@ -402,7 +399,6 @@ class Run:
 
     def _over_budget(self) -> str:
         """Return what is spent of each limit that is reached; "" if none is."""
-        assert self.budget is not None
         spent_s = self.spent_s + sum((self.now_s - job.sent_s) * job.job.devices for job in self.running())
         used = {"device hours": spent_s / 3600, "FLOPs": self.flops}
         limits = {"device hours": self.budget.device_hours, "FLOPs": self.budget.flops}

@@ -484,7 +484,7 @@ class RunState:
 
     def start(
         self, job_id: str, index: int, members: Sequence[int] = (), now_s: float = 0.0, *, ahead: bool = False
-    ) -> int:
+    ) -> None:
         """Give a ready job to an idle worker, and lend it the devices of further idle workers.
 
         Args:
@@ -494,9 +494,6 @@ class RunState:
             now_s: Current time.
             ahead: Whether to prefetch it: it goes to a worker that has other jobs before it, and has its device to
                 itself.
-
-        Returns:
-            The number of the attempt.
         """
         state, leader = self.jobs[job_id], self.workers[index]
         assert state.status is JobStatus.ready
@@ -510,7 +507,7 @@ class RunState:
         state.limit_mb = 0 if state.exclusive else int(charge)
         if ahead:
             leader.ahead.append(job_id)
-            return state.attempts
+            return
         state.sent_s = now_s
         for worker in state.workers:
             self.workers[worker].take(job_id, lent=worker != index)
@@ -521,7 +518,6 @@ class RunState:
             # the others.
             state.keep_models = not shared or leader.holds == [state.job.affinity]
             leader.remember(state.job.affinity, self._models_in_memory, shared=shared)
-        return state.attempts
 
     def begin_ahead(self, index: int, now_s: float) -> None:
         """Note that a worker goes on to its next prefetched job."""
@@ -590,9 +586,7 @@ class RunState:
                 self._set(reader, JobStatus.pending)
             if reader.status is JobStatus.pending:
                 reader.waits_for = self._count_missing(reader.job.id)
-        state.waits_for = self._count_missing(job_id)
-        if state.waits_for == 0:
-            self._release([job_id])
+        self.retry(job_id)
         return True
 
     def raised(self, index: int, held_mb: int = 0) -> str:
