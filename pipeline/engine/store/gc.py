@@ -15,10 +15,10 @@ from enum import Enum
 from pathlib import Path
 
 from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
-from pipeline.engine.store.store import NOT_STORED, Scratch, Store, is_lock, is_store, leftovers
+from pipeline.engine.store.store import NOT_STORED, Scratch, Store, clear, is_lock, is_store, leftovers
 from pipeline.engine.store.store import remove as remove_leftover
 from pipeline.errors import ConfigError, StoreError
-from pipeline.files import remove_tree, walk
+from pipeline.files import walk
 from pipeline.foreign import read_json_file
 from pipeline.outputs import manifest
 from pipeline.outputs.formats import REPLIES
@@ -335,14 +335,7 @@ def _remove(thing: Garbage, moved: Path) -> OSError | None:
         if thing.kind is GarbageKind.leftover:
             remove_leftover(thing.path, moved)
             return None
-        try:
-            moved.parent.mkdir(parents=True, exist_ok=True)
-            thing.path.rename(moved)
-        except FileNotFoundError:
-            return None
-        except OSError:  # a full disk may have no room for another folder
-            moved = thing.path
-        if problem := remove_tree(moved):
+        if problem := clear(thing.path, moved):
             return problem
         if thing.kind is GarbageKind.output:
             with suppress(OSError):  # others are still in it

@@ -191,14 +191,13 @@ class Store:
     Attributes:
         root: Folder of the store.
         costs: Costs of the outputs.
+        hints: Folder of data that make later jobs faster but change no result, such as batch sizes that fit.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.costs = Costs(root)
-        self._checkpoints, self._hints, self._claims = (
-            root / name for name in (".checkpoints", ".hints", ".claims")
-        )
+        self.hints = root / ".hints"
 
     def path(self, key: str) -> Path:
         """Return the path of the output of `key` once it is committed."""
@@ -210,12 +209,7 @@ class Store:
 
     def checkpoints(self, key: str) -> Path:
         """Return the folder for checkpoints of an unfinished job of that key, on the store's file system."""
-        return self._checkpoints / key
-
-    @property
-    def hints(self) -> Path:
-        """Folder of data that make later jobs faster but change no result, such as batch sizes that fit."""
-        return self._hints
+        return self.root / ".checkpoints" / key
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -480,7 +474,7 @@ class Store:
             StoreError: The store cannot be written to.
         """
         try:
-            return files.claim(f"{self._claims}/{key}")
+            return files.claim(f"{self.root}/.claims/{key}")
         except OSError as error:
             raise explained(f"could not claim {key[:12]} in {self.root}", error) from error
 
@@ -577,15 +571,20 @@ def remove(path: Path, moved: Path) -> None:
     if lock is None:
         return
     with lock:
-        if not os.path.lexists(path):
-            return
-        try:
-            moved.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(moved)
-        except OSError:  # a full disk may have no room for another folder
-            moved = path
-        if problem := files.remove_tree(moved):
+        if problem := clear(path, moved):
             raise problem
+
+
+def clear(path: Path, moved: Path) -> OSError | None:
+    """Rename something and then remove it, so that its name never shows a part; return an error of removing."""
+    try:
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(moved)
+    except FileNotFoundError:
+        return None
+    except OSError:  # a full disk may have no room for another folder
+        moved = path
+    return files.remove_tree(moved)
 
 
 def _folders(root: Path) -> list[Path]:

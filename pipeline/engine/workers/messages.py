@@ -60,25 +60,12 @@ _STORAGE_TEXTS = re.compile(
     )
 )
 _TRANSIENT = {
-    errno.EAGAIN,
-    errno.EBUSY,
-    errno.EIO,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-    errno.ENETDOWN,
-    errno.ENETUNREACH,
-    errno.ENETRESET,
-    errno.EHOSTUNREACH,
-    errno.EHOSTDOWN,
-    errno.ENFILE,
-    errno.EREMOTEIO,
+    *(errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENFILE, errno.EREMOTEIO),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTUNREACH, errno.EHOSTDOWN),
 }
 _TRANSIENT_CLASSES = {
-    "httpx.TransportError",
-    "httpx2.TransportError",
-    "requests.exceptions.ConnectionError",
-    "requests.exceptions.Timeout",
-    "urllib3.exceptions.HTTPError",
+    *("httpx.TransportError", "httpx2.TransportError", "urllib3.exceptions.HTTPError"),
+    *("requests.exceptions.ConnectionError", "requests.exceptions.Timeout"),
 }
 # Errors of a collective operation after one of its processes has died.
 _LOST_PEER_CLASSES = {"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"}

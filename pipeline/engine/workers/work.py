@@ -414,7 +414,9 @@ def ended_by(order: messages.RunJob, error: BaseException, start: float, *, stop
         stop_requested: Whether the job was asked to stop.
     """
     if is_kind(error, JobStopped) and stop_requested:
-        return _stopped(order, error)
+        with suppress(Exception):  # the job may have closed the stream
+            print(f"stopped: {error}".removesuffix(": "), flush=True)  # noqa: T201 - the job's log
+        return messages.AttemptStopped(job_id=order.job_id, attempt=order.attempt)
     with suppress(BaseException):  # the stream may be closed, and the exception's own text may raise
         traceback.print_exc()
     return raised(order, error, start)
@@ -450,12 +452,6 @@ def raised(order: messages.RunJob, error: BaseException, start: float) -> messag
         traceback=trace,
         run_s=round(time.monotonic() - start, 6),
     )
-
-
-def _stopped(order: messages.RunJob, error: BaseException) -> messages.AttemptStopped:
-    with suppress(Exception):  # the job may have closed the stream
-        print(f"stopped: {error}".removesuffix(": "), flush=True)  # noqa: T201 - the job's log
-    return messages.AttemptStopped(job_id=order.job_id, attempt=order.attempt)
 
 
 def is_kind(error: BaseException, kind: type[BaseException]) -> bool:
