@@ -78,6 +78,11 @@ class Program:
     name: str
     arguments: tuple[str, ...]
 
+    @property
+    def words(self) -> list[str]:
+        """The program as torchrun takes it."""
+        return [*self.flags, self.name, *self.arguments]
+
 
 @dataclass(frozen=True)
 class Meeting:
@@ -94,16 +99,6 @@ class Meeting:
     node_rank: int
     address: str
     port: int | None
-
-    def torchrun(self) -> list[str]:
-        """Return the meeting point as arguments of torchrun."""
-        assert self.port is not None
-        return [
-            f"--nnodes={self.nnodes}",
-            f"--node-rank={self.node_rank}",
-            f"--master-addr={self.address}",
-            f"--master-port={self.port}",
-        ]
 
     def __str__(self) -> str:
         """Return text such as ``node 1 of 2, meeting at 10.0.0.4:29500``."""
@@ -310,13 +305,13 @@ def launch(request: LaunchRequest, say: Say) -> int:
             listen(meeting.port, "").close()  # the agent binds it again, once torch is imported
         lease = stack.enter_context(take_devices(request, f"launch {Path(program.name).name}", os.environ, say))
         say(describe(lease.devices, meeting))
-        arguments = [*meeting.torchrun(), f"--nproc-per-node={len(lease.devices)}", *program.flags]
         environment = rank_environment(
             arithmetic.outside(os.environ), lease.devices, inventory.usable_cores(), alone=meeting.nnodes == 1
         )
         levels = inventory.read_levels(lease.devices)
-        arguments = [*arguments, program.name, *program.arguments]
-        words, environment = ranks_command(arguments, environment, request.grace_s, server)
+        words, environment = ranks_command(
+            program.words, len(lease.devices), environment, request.grace_s, server, meeting
+        )
         code = supervise(words, environment, request.grace_s, server=server)
         for held_memory in inventory.wait_until_free(lease.devices, levels, inventory.FREE_TIMEOUT_S):
             say(held_memory)
@@ -408,21 +403,30 @@ def listen(port: int | None, host: str = LOOPBACK) -> socket.socket:
 
 
 def ranks_command(
-    arguments: Sequence[str], environment: Mapping[str, str], grace_s: int, server: socket.socket | None
+    program: Sequence[str],
+    ranks: int,
+    environment: Mapping[str, str],
+    grace_s: int,
+    server: socket.socket | None,
+    meeting: Meeting | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment of the process that starts and watches ranks.
 
     Args:
-        arguments: Arguments of torchrun.
+        program: The program of each rank, as torchrun takes it.
+        ranks: Number of ranks on this machine.
         environment: Environment of every rank.
         grace_s: Seconds that ranks have to end.
         server: Socket where ranks meet if they are all on this machine.
+        meeting: Where they meet; None for the socket.
     """
     fds = [server.fileno()] if server else []
     words, environment = children.command(
         "pipeline.engine.launch_agent", environment, grace_s=grace_s, listeners=fds
     )
-    return [*words, *arguments], environment
+    at = meeting or Meeting(1, 0, LOOPBACK, server.getsockname()[1] if server else None)
+    where = [f"--nnodes={at.nnodes}", f"--node-rank={at.node_rank}", f"--master-addr={at.address}"]
+    return [*words, *where, f"--master-port={at.port}", f"--nproc-per-node={ranks}", *program], environment
 
 
 def say_to_stderr(text: str) -> None:

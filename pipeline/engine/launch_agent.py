@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from typing import Any
 
+from pipeline.errors import describe_exit
 from pipeline.machine import descendants
 from pipeline.machine.descendants import begin
 from pipeline.machine.memory import imported_for_good
@@ -77,18 +78,15 @@ def _meet_at(listener: int) -> None:
     rendezvous.TCPStore = partial(rendezvous.TCPStore, master_listen_fd=listener)
 
 
-def _explain(error: object) -> int:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    from pipeline.errors import describe_exit
-
-    assert isinstance(error, ChildFailedError)
+def _explain(error: Any) -> int:
+    """Say which rank has failed first, and return its exit code, from a `ChildFailedError`."""
     rank, first = min(
         error.failures.items(), key=lambda item: (item[1].timestamp, _hindsight(item[1].exitcode), item[0])
     )
     others = f"; {len(error.failures) - 1} more failed or were stopped" if len(error.failures) > 1 else ""
     _say(f"rank {rank} (pid {first.pid}) ended with {describe_exit(first.exitcode)}{others}")
-    return first.exitcode if first.exitcode > 0 else SIGNALLED - first.exitcode
+    code: int = first.exitcode if first.exitcode > 0 else SIGNALLED - first.exitcode
+    return code
 
 
 def _hindsight(exit_code: int) -> int:

@@ -20,8 +20,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.engine.devices.inventory import LOOPBACK, Device
-from pipeline.engine.launch import Meeting, listen, ranks_command, supervise
+from pipeline.engine.devices.inventory import Device
+from pipeline.engine.launch import listen, ranks_command, supervise
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, PipelineError, describe_exit, install_command
 from pipeline.files import json_text, write_whole
@@ -60,10 +60,8 @@ def main(words: Sequence[str]) -> int:
                 return 2
             ranks = int(wanted)
     with listen(None) as server:
-        meeting = Meeting(1, 0, LOOPBACK, server.getsockname()[1]).torchrun()
         own = ["--no-python", sys.executable, "-m", "pipeline.sweeps.rank_zero"]
-        arguments = [*meeting, f"--nproc-per-node={ranks}", *own, *words]
-        command, environment = ranks_command(arguments, os.environ, _GRACE_S, server)
+        command, environment = ranks_command([*own, *words], ranks, os.environ, _GRACE_S, server)
         return supervise(command, environment, _GRACE_S, server=server)
 
 

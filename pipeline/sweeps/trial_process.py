@@ -128,10 +128,8 @@ def _run(order: Order, devices: list[Device], stack: ExitStack) -> Result:
         program = launching.find_program(ranks, Path(order.folder))
         server = stack.enter_context(launching.listen(None))
         port = server.getsockname()[1]
-        meeting = launching.Meeting(1, 0, LOOPBACK, port).torchrun()
-        many = f"--nproc-per-node={len(devices)}"
-        arguments = [*meeting, many, *_as_rank(program)]
-        words, environment = launching.ranks_command(arguments, environment, max(1, order.grace_s), server)
+        grace_s = max(1, order.grace_s)
+        words, environment = launching.ranks_command(_as_rank(program), len(devices), environment, grace_s, server)
     else:
         port = stack.enter_context(held_port(None))
         environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
@@ -162,9 +160,8 @@ def _run(order: Order, devices: list[Device], stack: ExitStack) -> Result:
 
 def _as_rank(program: launching.Program) -> list[str]:
     """Return the program for torchrun; of several Python ranks only the first writes to a tracker."""
-    words = [*program.flags, program.name, *program.arguments]
     if program.flags == ("--no-python",):
-        return words
+        return program.words
     module = ["-m"] if program.flags else []
     return ["--module", "pipeline.sweeps.rank_zero", *module, program.name, *program.arguments]
 

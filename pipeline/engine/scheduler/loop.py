@@ -100,19 +100,15 @@ class Outside:
             StoreError: A damaged output cannot be moved.
             WorkerError: A worker cannot be started.
         """
+        if self._must_force and not isinstance(effect, effects.Record | effects.Tell | effects.Say):
+            self.settle()
         match effect:
             case effects.Record():
                 self.record(effect.event, **effect.fields)
-                return
             case effects.Tell():
                 self._untold.append({"event": effect.event, **effect.fields})
-                return
             case effects.Say():
                 log.log(effect.level, "%s", effect.text)
-                return
-        if self._must_force:
-            self.settle()
-        match effect:
             case effects.Send():
                 self.pool.send(effect.worker, effect.order)
             case effects.ProcessOrder():
