@@ -1,7 +1,8 @@
 """The exception tree. Errors carry fields, and messages say what was given, what is allowed, what to try."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,25 @@ class DeviceError(PipelineError):
 
 class StoreError(PipelineError):
     """A stored output is missing, incomplete or altered, or could not be written."""
+
+
+@contextmanager
+def explaining(kind: type[PipelineError], what: str, advice: str = "") -> Iterator[None]:
+    """Turn an error of the file system inside into one for users: what could not be done, why, and what to try.
+
+    Args:
+        kind: Class of the error.
+        what: Description of the failure, with the file or folder.
+        advice: What to try, as a sentence.
+
+    Raises:
+        PipelineError: Of that class.
+    """
+    try:
+        yield
+    except OSError as error:
+        problem = f"{what}: {error.strerror or error}"
+        raise kind(f"{problem}. {advice}" if advice else problem) from error
 
 
 class DamagedOutput(StoreError):  # noqa: N818 - it names what was found

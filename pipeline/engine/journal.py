@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypedDict
 from msgspec import Meta
 from msgspec.json import Encoder
 
-from pipeline.errors import StoreError
+from pipeline.errors import StoreError, explaining
 from pipeline.files import LocksUnsupportedError, json_text, lock, open_plain
 from pipeline.foreign import ForeignDataError, converted, parse_json
 
@@ -148,10 +148,8 @@ class Journal:
             StoreError: The file cannot be written, or another process is writing it.
         """
         self._path = path
-        try:
+        with explaining(StoreError, f"cannot write {path}"):
             self._file = open(path, "ab", buffering=0, opener=_plainly)  # noqa: SIM115 - open as long as the run
-        except OSError as error:
-            raise StoreError(f"cannot write {path}: {error.strerror}") from error
         with suppress(LocksUnsupportedError):
             if not lock(self._file.fileno(), wait=False):
                 self._file.close()
@@ -274,16 +272,12 @@ class JournalReader:
         Raises:
             StoreError: The journal cannot be read.
         """
-        try:
-            with open_plain(self._path, follow=True) as file:
-                file.seek(self._offset)
-                for line in whole_lines(file):
-                    self._offset = file.tell()
-                    try:
-                        yield self._read(line)
-                    except ForeignDataError:
-                        self.unreadable += 1
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise StoreError(f"cannot read {self._path}: {error.strerror or error}") from error
+        told = explaining(StoreError, f"cannot read {self._path}")
+        with told, suppress(FileNotFoundError), open_plain(self._path, follow=True) as file:
+            file.seek(self._offset)
+            for line in whole_lines(file):
+                self._offset = file.tell()
+                try:
+                    yield self._read(line)
+                except ForeignDataError:
+                    self.unreadable += 1

@@ -22,8 +22,8 @@ from pathlib import Path, PurePosixPath
 from pipeline.config.schema import Keep
 from pipeline.engine.journal import Event
 from pipeline.engine.store.gc import RunReference, find_runs
-from pipeline.engine.store.store import DECIDING, KEY, Store, explained, living, users
-from pipeline.errors import PlanError, StoreError
+from pipeline.engine.store.store import DECIDING, KEY, REMEDY, Store, living, users
+from pipeline.errors import PlanError, StoreError, explaining
 from pipeline.files import Claim, claim, fsync, open_plain, write_whole
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.outputs.manifest import REMOVED, TOMBSTONE, NotAnOutputError, entomb, read_manifest, read_tombstone
@@ -57,11 +57,8 @@ def tell_needs(store: Store, scratch: Path, keys: Iterable[str]) -> None:
     Raises:
         StoreError: The list could not be written.
     """
-    try:
-        with deciding(store):
-            write_whole(scratch / NEEDS, "".join(f"{key}\n" for key in sorted(keys)), durable=False)
-    except OSError as error:
-        raise explained(f"could not write {scratch / NEEDS}", error) from error
+    with explaining(StoreError, f"could not write {scratch / NEEDS}", REMEDY), deciding(store):
+        write_whole(scratch / NEEDS, "".join(f"{key}\n" for key in sorted(keys)), durable=False)
 
 
 def needed_by_others(store: Store, scratch: Path) -> set[str]:
@@ -131,13 +128,11 @@ def remove_weights(
     claim = store.claim(key)
     if claim is None:
         return 0
-    with claim:
+    with claim, explaining(StoreError, f"could not remove the weights of {store.path(key)}", REMEDY):
         try:
             folder = os.open(store.path(key), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return 0
-        except OSError as error:
-            raise explained(f"could not open {store.path(key)}", error) from error
         try:
             with deciding(store):
                 if key in needed_by_others(store, scratch) or not is_free():
@@ -146,8 +141,6 @@ def remove_weights(
             return _unlink(files, folder)
         except NotAnOutputError:  # damaged: the next job that needs it sets it aside
             return 0
-        except OSError as error:
-            raise explained(f"could not remove the weights of {store.path(key)}", error) from error
         finally:
             os.close(folder)
 

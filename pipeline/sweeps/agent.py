@@ -21,7 +21,7 @@ from typing import Any
 from pipeline.engine.devices.inventory import Device, usable_cores
 from pipeline.engine.devices.select import holders
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.errors import ConfigError, StoreError, WorkerError
+from pipeline.errors import ConfigError, StoreError, WorkerError, explaining
 from pipeline.files import write_whole
 from pipeline.machine.children import tail
 from pipeline.runs.report.format import command, count, shown_path, typed_command
@@ -69,10 +69,8 @@ def begin_sweep(
     with record.turn():
         check_same(record, sweep)
         about = record.about
-        try:
+        with explaining(StoreError, f"cannot write {folder.file}"):
             write_whole(folder.file, file.read_text("utf-8-sig"))
-        except OSError as error:
-            raise StoreError(f"cannot write {folder.file}: {error.strerror}") from error
         if not about.started or not record.agents():
             metric, goal = (sweep.metric.name, sweep.metric.goal) if sweep.metric else ("", "minimize")
             request: dict[str, Any] = {"method": sweep.method, "metric": metric, "goal": goal, "count": most}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pipeline.errors import ConfigError, PipelineError, StoreError, install_command, known_names
+from pipeline.errors import ConfigError, PipelineError, StoreError, explaining, install_command, known_names
 from pipeline.files import Inside, LocksUnsupportedError, lock, open_plain
 from pipeline.foreign import converted
 from pipeline.sweeps.file import Goal, Metric, Sweep, read_sweep
@@ -456,10 +456,8 @@ class Record:
         id_ = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         path = self.folder.agents / id_
         with self.turn():  # nobody takes a file for that of an agent that is gone before it is locked
-            try:
+            with explaining(StoreError, f"cannot write {path}"):
                 file = path.open("x")
-            except OSError as error:
-                raise StoreError(f"cannot write {path}: {error.strerror}") from error
             lock(file.fileno())
         with file:
             yield id_
@@ -474,11 +472,9 @@ class Record:
         Raises:
             StoreError: The lock or the study cannot be opened, or what is to be written cannot be.
         """
-        try:
+        with explaining(StoreError, f"cannot write to {self.folder.path}"):
             self.folder.agents.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.folder.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise StoreError(f"cannot write to {self.folder.path}: {error.strerror}") from error
         try:
             lock(descriptor)
             with self._study(), suppress(FileNotFoundError), open_plain(self.folder.journal) as file:

@@ -39,10 +39,10 @@ from pipeline.engine.scheduler.ready import Needs
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.scheduler.state import THERE, JobStatus, RunState
 from pipeline.engine.store.shared import SharedStore
-from pipeline.engine.store.store import NOT_STORED, Scratch, Store, Verified, explained, lock_of
+from pipeline.engine.store.store import NOT_STORED, REMEDY, Scratch, Store, Verified, lock_of
 from pipeline.engine.workers import messages
 from pipeline.engine.workers.pool import Pool
-from pipeline.errors import StoreError
+from pipeline.errors import StoreError, explaining
 from pipeline.files import Claim
 from pipeline.outputs.manifest import REMOVED
 from pipeline.plan.graph import Job, Plan
@@ -313,10 +313,8 @@ class Loop:
 
     def _start(self) -> None:
         pool, scratch = self.outside.pool, self.scratch
-        try:
+        with explaining(StoreError, f"could not make {scratch.path}", REMEDY):
             scratch.open()
-        except OSError as error:
-            raise explained(f"could not make {scratch.path}", error) from error
         for worker in self.run.state.workers:
             self._decide(effects.Run.process_starts, worker.index)
         pool.start()

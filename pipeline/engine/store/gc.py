@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
 from pipeline.engine.store.store import NOT_STORED, Scratch, Store, clear, is_lock, is_store, leftovers
 from pipeline.engine.store.store import remove as remove_leftover
-from pipeline.errors import ConfigError, StoreError
+from pipeline.errors import ConfigError, StoreError, explaining
 from pipeline.files import walk
 from pipeline.foreign import read_json_file
 from pipeline.outputs import manifest
@@ -293,10 +293,8 @@ def find_garbage(store: Store, runs: Iterable[RunReference]) -> list[Garbage]:
             entries.append((GarbageKind.replies, path, ""))
     for key in sorted(needed.intersection(keys)):
         entries += [(GarbageKind.weights, path, key) for path in store.leftover_weights(key)]
-    try:
+    with explaining(StoreError, f"cannot read {store.root}"):
         entries += [(GarbageKind.leftover, path, "") for path in leftovers(store.root)]
-    except OSError as error:
-        raise StoreError(f"cannot read {error.filename}: {error.strerror}") from error
     garbage = []
     for why, path, key in entries:
         what = " ".join(_kind_of(job_of(store, key))).strip() if key else ""
@@ -346,9 +344,6 @@ def _remove(thing: Garbage, moved: Path) -> OSError | None:
 
 
 def _entries(folder: Path) -> Sequence[Path]:
-    try:
+    with explaining(StoreError, f"cannot read {folder}"), suppress(FileNotFoundError):
         return sorted(folder.iterdir())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise StoreError(f"cannot read {folder}: {error.strerror}") from error
+    return []

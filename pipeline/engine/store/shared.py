@@ -30,8 +30,8 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta
 
 from pipeline.engine.store.store import KEY as STORE_KEY
-from pipeline.engine.store.store import Verified, explained
-from pipeline.errors import ConfigError, StoreError, has_package, install_command
+from pipeline.engine.store.store import REMEDY, Verified
+from pipeline.errors import ConfigError, StoreError, explaining, has_package, install_command
 from pipeline.files import json_text, remove_tree
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.outputs.manifest import MANIFEST, TOMBSTONE, NotAnOutputError, find_problem, read_manifest
@@ -525,11 +525,10 @@ class SharedStore:
             return None
         folder = store.begin(self._verified.folder / "fetched", f"{key}.{secrets.token_hex(4)}", 0)
         try:
-            about, size = self._bring(key, entry, folder)
-            # not forced to disk: if it is lost with the power it is fetched again
-            store.commit(key, folder, about, 0.0)
-        except OSError as error:
-            raise explained(f"could not fetch {key[:12]} into {store.root}", error) from error
+            with explaining(StoreError, f"could not fetch {key[:12]} into {store.root}", REMEDY):
+                about, size = self._bring(key, entry, folder)
+                # not forced to disk: if it is lost with the power it is fetched again
+                store.commit(key, folder, about, 0.0)
         finally:
             remove_tree(folder)
         if entry.cost:

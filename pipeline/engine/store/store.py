@@ -36,29 +36,15 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from pipeline import files
-from pipeline.errors import DamagedOutput, StoreError
+from pipeline.errors import DamagedOutput, StoreError, explaining
 from pipeline.foreign import ForeignDataError, read_json, read_json_file, read_plain
 from pipeline.outputs import manifest
 from pipeline.outputs.manifest import MANIFEST, REMOVED, TOMBSTONE, NotAnOutputError
-
-# -- os errors ---------------------------------------------------------------------------------------------------
-# File system errors in words: what could not be done, why, and what to do about it.
-
 
 AGAIN = "run the same command again."
 """Last sentence of every error message about a disk."""
 REMEDY = f"Free space there (python -m pipeline store gc) or see that you may write there, then {AGAIN}"
 """Advice when outputs cannot be written."""
-
-
-def explained(what: str, error: OSError) -> StoreError:
-    """Word an error; raise the result from the original error.
-
-    Args:
-        what: Description of the failure, with the folder.
-        error: The original error.
-    """
-    return StoreError(f"{what}: {error.strerror or error}. {REMEDY}")
 
 
 # -- costs -------------------------------------------------------------------------------------------------------
@@ -160,16 +146,16 @@ def users(root: Path) -> list[Path]:
 def _open_lock(root: Path) -> int | None:
     """Open the lock file; return None if the store is read-only and never had one."""
     path = root / ".lock"
-    try:
+    with explaining(StoreError, f"could not use {root}", REMEDY):
         root.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not os.path.isdir(root):  # noqa: PTH112 - Path.is_dir may raise
-            raise explained(f"could not use {root}", error) from error
-    try:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+    with suppress(OSError):
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return None
+    return None
 
 
 NOT_STORED = "not stored"
@@ -277,12 +263,10 @@ class Store:
         Raises:
             StoreError: The store cannot be read.
         """
-        try:
+        with explaining(StoreError, f"could not read {self.root}", REMEDY):
             return sorted(
                 path.name for folder in self._key_folders() for path in folder.iterdir() if self._is_key(path)
             )
-        except OSError as error:
-            raise explained(f"could not read {self.root}", error) from error
 
     def _key_folders(self) -> Iterator[Path]:
         for path in self.root.iterdir():
@@ -302,15 +286,13 @@ class Store:
             StoreError: It cannot be made.
         """
         folder = scratch / f"{key}.{attempt}"
-        try:
+        with explaining(StoreError, f"could not make {folder}", REMEDY):
             try:
                 files.in_folder(scratch, folder.mkdir)
             except FileExistsError:
                 if problem := files.remove_tree(folder):
                     raise problem from None
                 folder.mkdir()
-        except OSError as error:
-            raise explained(f"could not make {folder}", error) from error
         return folder
 
     def commit(
@@ -358,7 +340,8 @@ class Store:
         except manifest.StillChangingError as error:
             raise StoreError(f"could not commit {key[:12]}: {error}") from error
         except OSError as error:
-            raise explained(f"could not commit {key[:12]} to {self.root}", error) from error
+            why = error.strerror or error
+            raise StoreError(f"could not commit {key[:12]} to {self.root}: {why}. {REMEDY}") from error
         return target
 
     def _publish(self, key: str, folder: Path, target: Path) -> None:
@@ -399,18 +382,14 @@ class Store:
             StoreError: The output cannot be moved.
         """
         aside = self.root / ".aside"
-        try:
+        with explaining(StoreError, f"could not set {self.path(key)} aside", REMEDY), suppress(FileNotFoundError):
             aside.mkdir(parents=True, exist_ok=True)
             with files.one_at_a_time(aside):
                 problem = self.problem(key)
-                if problem in (None, NOT_STORED, REMOVED):
-                    return None
-                names = (aside / f"{key}.{number}" for number in count())
-                return self.path(key).rename(next(name for name in names if not os.path.lexists(name)))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise explained(f"could not set {self.path(key)} aside", error) from error
+                if problem not in (None, NOT_STORED, REMOVED):
+                    names = (aside / f"{key}.{number}" for number in count())
+                    return self.path(key).rename(next(name for name in names if not os.path.lexists(name)))
+        return None
 
     def last_set_aside(self, key: str) -> Path | None:
         """Return the path of the last damaged output of a key that was set aside; None if there is none."""
@@ -473,10 +452,8 @@ class Store:
         Raises:
             StoreError: The store cannot be written to.
         """
-        try:
+        with explaining(StoreError, f"could not claim {key[:12]} in {self.root}", REMEDY):
             return files.claim(f"{self.root}/.claims/{key}")
-        except OSError as error:
-            raise explained(f"could not claim {key[:12]} in {self.root}", error) from error
 
 
 # -- scratch -----------------------------------------------------------------------------------------------------
