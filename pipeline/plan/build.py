@@ -50,7 +50,7 @@ from pipeline.plan.contents import (
     last_round,
 )
 from pipeline.plan.estimates import NOTING_S, guess_reference, guess_seconds, scale_of
-from pipeline.plan.graph import Durations, Job, Plan, ResultKeys, duration_kind, place_name
+from pipeline.plan.graph import Durations, Job, Plan, ResultKeys, duration_kind, place_name, reached
 
 # -- size --------------------------------------------------------------------------------------------------------
 # Estimate the size of a plan by arithmetic, so that a plan too large to be useful is refused before it is built.
@@ -126,12 +126,7 @@ def _freeing_first(jobs: list[Job], edges: Iterable[tuple[str, str]]) -> list[Jo
     inputs: dict[str, list[str]] = {}
     for upstream, downstream in edges:
         inputs.setdefault(downstream, []).append(upstream)
-    leading, frontier = set[str](), [job.id for job in jobs if job.weights]
-    while frontier:
-        job_id = frontier.pop()
-        if job_id not in leading:
-            leading.add(job_id)
-            frontier += inputs.get(job_id, ())
+    leading = reached((job.id for job in jobs if job.weights), lambda job_id: inputs.get(job_id, ()))
     return [replace(job, priority=1.0) if job.id not in leading else job for job in jobs]
 
 

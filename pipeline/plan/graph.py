@@ -210,6 +210,21 @@ def duration_kind(dataset: str, model: str, algo: str, stage: str, devices: int)
     return name if devices == 1 else f"{name} on {devices} devices"
 
 
+def reached(start: Iterable[str], following: Callable[[str], Iterable[str]]) -> set[str]:
+    """Return the ids that some ids lead to, including themselves.
+
+    Args:
+        start: The ids.
+        following: Returns the ids that one leads to at once.
+    """
+    found, pending = set[str](), list(start)
+    while pending:
+        if (one := pending.pop()) not in found:
+            found.add(one)
+            pending += following(one)
+    return found
+
+
 class Plan:
     """Jobs and their edges. Immutable once built.
 
@@ -302,14 +317,7 @@ class Plan:
 
     def needs(self, job_ids: Iterable[str]) -> set[str]:
         """Return the ids of the jobs that some jobs need, including themselves."""
-        needed: set[str] = set()
-        pending = list(job_ids)
-        while pending:
-            job_id = pending.pop()
-            if job_id not in needed:
-                needed.add(job_id)
-                pending += self._inputs.get(job_id, ())
-        return needed
+        return reached(job_ids, lambda job_id: self._inputs.get(job_id, ()))
 
     def up_to(self, job_ids: Iterable[str]) -> Plan:
         """Return the part of the plan that some jobs need, including themselves."""
@@ -387,21 +395,18 @@ def missing_jobs(
         is_made: Returns whether it is stored, possibly without its weights; `is_whole` if None.
         whole: Ids of goals that must be whole as well.
     """
-    demanded = set(whole)
-    needed: set[str] = set()
-    missing: set[str] = set()
     goals = [job_id for job_id in plan.jobs if not plan.readers(job_id)]
-    frontier = list(goals)
-    made_will_do = set(goals) - demanded if is_made else set()
-    while frontier:
-        job_id = frontier.pop()
-        if job_id in needed:
-            continue
-        needed.add(job_id)
+    made_will_do = set(goals).difference(whole)
+    missing: set[str] = set()
+
+    def needed_by(job_id: str) -> list[str]:
         is_there = is_made if is_made and job_id in made_will_do else is_whole
-        if not is_there(plan.jobs[job_id].key):
-            missing.add(job_id)
-            frontier += plan.inputs(job_id)
+        if is_there(plan.jobs[job_id].key):
+            return []
+        missing.add(job_id)
+        return plan.inputs(job_id)
+
+    reached(goals, needed_by)
     return [job_id for job_id in plan.jobs if job_id in missing]
 
 
@@ -462,10 +467,6 @@ class Durations:
 
     jobs: Mapping[str, Timed] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
-
-    def knows(self, name: str) -> bool:
-        """Return whether a kind of job, or a loading, was timed."""
-        return name in self.jobs or name in self.seconds
 
     def expected_s(self, kind: str, size_s: float) -> float:
         """Predict the seconds of a job of a kind and size; its size if nothing was measured."""

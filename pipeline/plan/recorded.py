@@ -11,7 +11,7 @@ import msgspec
 from pipeline.config.schema import Keep
 from pipeline.errors import PlanError
 from pipeline.foreign import ForeignDataError, converted, parse_json
-from pipeline.plan.graph import Job, Plan
+from pipeline.plan.graph import Job, Plan, reached
 
 LIMIT = 4 << 30
 """Largest size of a ``plan.json`` in bytes: about three million jobs."""
@@ -181,13 +181,8 @@ def causes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> dict[str, list[
     """
     if old.jobs[job_id].key == new.jobs[job_id].key:
         return {}
-    differ, frontier = {job_id}, [job_id]
-    while frontier:
-        for upstream in new.inputs[frontier.pop()]:
-            before = old.jobs.get(upstream)
-            if upstream not in differ and before and before.key != new.jobs[upstream].key:
-                differ.add(upstream)
-                frontier.append(upstream)
+    changed_keys = {at for at in new.jobs if at in old.jobs and old.jobs[at].key != new.jobs[at].key}
+    differ = reached([job_id], lambda at: changed_keys.intersection(new.inputs[at]))
     reported: set[tuple[str, ...]] = set()
     changed = {}
     for at in [job_id, *(at for at in new.jobs if at in differ and at != job_id)]:

@@ -45,7 +45,7 @@ from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError, explaining
 from pipeline.files import Claim
 from pipeline.outputs.manifest import REMOVED
-from pipeline.plan.graph import Job, Plan
+from pipeline.plan.graph import Job, Plan, reached
 
 # -- outside -----------------------------------------------------------------------------------------------------
 # Side effects of a run: execute what the rules decided, in order, and query the store for what decisions depend
@@ -200,13 +200,12 @@ class Outside:
     def damage(self, key: str, state: RunState) -> effects.OnDisk:
         """Check an output that a job could not use, and whether the inputs to make it again are there."""
         maker = next((job.id for job in state.plan.jobs.values() if job.key == key), "")
-        missing: set[str] = set()
-        above = [maker] if maker else []
-        while above:
-            gone = {up for up in state.plan.inputs(above.pop()) if self._is_gone(up, state)} - missing
-            missing |= gone
-            above += gone
-        return effects.OnDisk(problem=self.store.problem(key) or "", maker=maker, missing=frozenset(missing))
+        missing = reached(
+            [maker] if maker else [],
+            lambda job_id: [name for name in state.plan.inputs(job_id) if self._is_gone(name, state)],
+        )
+        problem = self.store.problem(key) or ""
+        return effects.OnDisk(problem=problem, maker=maker, missing=frozenset(missing - {maker}))
 
     def _set_aside(self, key: str, problem: str) -> None:
         aside = self.store.set_aside(key)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pipeline.engine.devices.select import Layout
-from pipeline.plan.graph import Job, Plan
+from pipeline.plan.graph import Job, Plan, reached
 from pipeline.plan.keeping import measures
 
 Urgency = tuple[float, float]
@@ -187,13 +187,12 @@ def ranks_of_rows(plan: Plan) -> dict[str, int]:
     seeds = list(dict.fromkeys(row.seed for row in rows))
     rows.sort(key=lambda row: (row.round, seeds.index(row.seed)))
     ranks: dict[str, int] = {}
+
+    def unranked(job_id: str) -> list[str]:
+        return [name for name in plan.inputs(job_id) if name not in ranks]
+
     for rank, row in enumerate(rows):
-        pending = [row.id]
-        while pending:
-            job_id = pending.pop()
-            if job_id not in ranks:
-                ranks[job_id] = rank
-                pending += plan.inputs(job_id)
+        ranks.update(dict.fromkeys(reached([row.id], unranked) - ranks.keys(), rank))
     return {job_id: ranks.get(job_id, len(rows)) for job_id in plan.jobs}
 
 
