@@ -6,7 +6,7 @@ module has the rules of the run and of the shared sections.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -29,7 +29,7 @@ from pipeline.config.tables import (
     settings_of,
 )
 from pipeline.config.user_code import ask
-from pipeline.errors import ConfigError, PipelineError, defined_at, unknown_name
+from pipeline.errors import PipelineError, unknown_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ROWS = ("reference", "greedy", "optimum", "dataset", MEAN)
@@ -261,10 +261,7 @@ def _of_section(key: str, section: object, config: Config) -> Iterator[str]:
 def _told_by(key: str, section: Settings, config: Config) -> Iterator[str]:
     """Yield the messages of `problems`; a user's method may return None."""
     who = f"{key}: problems() of {type(section).__name__}"
-    messages: object = ask(who, lambda: section.problems(key, config))
-    if isinstance(messages, str) or not isinstance(messages, Iterable | None):
-        raise ConfigError(f"{who} gave {brief(messages)}, but must yield messages{defined_at(section.problems)}")
-    yield from ask(who, lambda: [str(message) for message in messages or ()])
+    yield from ask(who, lambda: [str(message) for message in section.problems(key, config) or ()])
 
 
 def _splits(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:

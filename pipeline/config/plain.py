@@ -203,9 +203,9 @@ def _filled(kind: type[Any], data: str) -> Any:
     return filled(kind, json.loads(data))
 
 
-def schema_path(config: object) -> str:
-    """Return the path of a configuration's dataclass, as ``module:Class``."""
-    return f"{type(config).__module__}:{type(config).__qualname__}"
+def with_schema(config: object) -> dict[str, Any]:
+    """Convert a section to plain data with the path of its dataclass, ``module:Class``, under ``_schema_``."""
+    return {"_schema_": f"{type(config).__module__}:{type(config).__qualname__}", **to_plain(config)}
 
 
 # -- values ------------------------------------------------------------------------------------------------------

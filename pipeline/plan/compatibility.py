@@ -66,11 +66,6 @@ def said_of_attention(models: frozenset[str]) -> str | None:
     )
 
 
-def with_attention(system: schema.SystemConfig, *, plain: bool) -> schema.SystemConfig:
-    """Return system settings with the attention implementation that a model uses."""
-    return replace(system, attn_impl=Attention.eager) if plain else system
-
-
 # -- text backends -----------------------------------------------------------------------------------------------
 # Backends: stages that a decoder other than our own serves, and requests that it cannot serve. Reads metadata of
 # packages; imports neither torch nor these packages.

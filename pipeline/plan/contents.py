@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 from pipeline.config import schema
-from pipeline.config.plain import brief, schema_path, to_plain
+from pipeline.config.plain import brief, with_schema
 from pipeline.config.schema import continued_from
 from pipeline.config.tables import DATASETS, REWARD_MODEL, REWARD_NAMES, evaluated_on, point_of
 from pipeline.config.user_code import import_object, source_hash
@@ -24,7 +24,7 @@ from pipeline.learning.algos.registry import PREPARE, Preparation, Reference, lo
 from pipeline.learning.rewards.judge import keyed_options
 from pipeline.learning.rewards.registry import package_versions, shipped_traits
 from pipeline.learning.rewards.traits import GRADING
-from pipeline.plan.compatibility import decodes_itself, with_attention
+from pipeline.plan.compatibility import decodes_itself
 from pipeline.plan.graph import chain_name, determining, result_key
 from pipeline.plan.models import FILES, REWARD_FILES
 
@@ -379,9 +379,8 @@ class JobContents:
         self.config = config
         self.sources = sources
         self.models = models
-        self._systems = {
-            name: with_attention(config.system, plain=name in plain_attention) for name in config.models
-        }
+        plain = replace(config.system, attn_impl=schema.Attention.eager)
+        self._systems = {name: plain if name in plain_attention else config.system for name in config.models}
         self._rows = {name: section.without_rewards() for name, section in config.datasets.items()}
         self._own_generation = replace(config.generation, backend=schema.TextBackend.own)
         unscored = schema.DataCollectionConfig().reward_batch_size
@@ -535,7 +534,7 @@ class JobContents:
     def _plain(self, section: object) -> dict[str, Any]:
         """Return a section as workers get it; the section is kept alive, so that its `id` is not reused."""
         if id(section) not in self._plains:
-            self._plains[id(section)] = section, {"_schema_": schema_path(section), **to_plain(section)}
+            self._plains[id(section)] = section, with_schema(section)
         return self._plains[id(section)][1]
 
     def _devices(self, chain: Chain, stage: Stage) -> int:

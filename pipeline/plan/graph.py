@@ -333,13 +333,6 @@ class Plan:
         """Return the ids of the jobs that read a job's output."""
         return list(self._readers.get(job_id, ()))
 
-    def rounds(self) -> dict[int, list[Job]]:
-        """Return the jobs by round, both in ascending order."""
-        grouped: dict[int, list[Job]] = {}
-        for job in self.jobs.values():
-            grouped.setdefault(job.round, []).append(job)
-        return dict(sorted(grouped.items()))
-
     def to_json(self, stored: Collection[str] = ()) -> dict[str, Any]:
         """Return the plan as plain data, for ``plan.json``; `pipeline.plan.recorded` writes and reads it.
 
@@ -523,9 +516,8 @@ def summarize(plan: Plan, missing: Collection[str], timed: Collection[str]) -> l
     """
     waiting, known = set(missing), set(timed)
     grouped: dict[tuple[int, str, str], list[str]] = {}
-    for number, jobs in plan.rounds().items():
-        for job in jobs:
-            grouped.setdefault((number, job.chain, job.stage), []).append(job.id)
+    for job in sorted(plan.jobs.values(), key=lambda job: job.round):
+        grouped.setdefault((job.round, job.chain, job.stage), []).append(job.id)
     return [
         PlanRow(
             round=number,

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -193,23 +193,20 @@ def check_models(config: Config) -> None:
         ConfigError: The message says which file is missing or cannot be used, and what to do.
     """
     for name, key, typed, base, trusted in _all_places(config):
-        path = base.path
-        try:
-            if is_adapters(path):
-                kinds.check_folder(typed, Path(path))
-                _check_settings(typed, Path(path))
-                if wrong := wrong_with(Path(path) / kinds.WEIGHTS):
+        with _reading(typed):
+            if is_adapters(base.path):
+                folder = Path(base.path)
+                kinds.check_folder(typed, folder)
+                _check_settings(typed, folder)
+                if wrong := wrong_with(folder / kinds.WEIGHTS):
                     raise ConfigError(f"{typed}: {kinds.WEIGHTS} {wrong}")
                 base = with_weights(*base)
                 typed += _of_adapters(base.path)
             _check_base(name, key, typed, base, trusted)
-        except OSError as error:
-            raise _unreadable(typed, error) from error
-    for typed, settings in models_of_rewards(config).items():
-        try:
-            _check_reward(f"{typed}={settings.path}", settings)
-        except OSError as error:
-            raise _unreadable(f"{typed}={settings.path}", error) from error
+    for setting, settings in models_of_rewards(config).items():
+        typed = f"{setting}={settings.path}"
+        with _reading(typed):
+            _check_reward(typed, settings)
 
 
 def models_of_rewards(config: Config) -> dict[str, RewardModelSettings | JudgeSettings]:
@@ -307,18 +304,13 @@ def teachers(config: Config) -> dict[str, HFModelConfig]:
 def _all_places(config: Config) -> Iterator[tuple[str, str, str, Base, bool]]:
     """Yield section, key, words for messages and place of each model, and whether its own code is trusted."""
     for name, model in all_models(config).items():
-        for key, path, role in _places(model):
+        for key, path, role in (("path", model.path, "reference"), ("value_path", model.value_path, "value")):
             if path is not None:
                 typed = as_typed(f"{name}.{key}={path}", (), config.evaluation.also)
                 yield name, key, typed, Base(path, model.revisions[role]), model.trusts_code
     for name, model in teachers(config).items():
         base = Base(str(model.path), model.revision)
         yield name, "path", f"{name}.teacher={model.path}", base, model.trusts_code
-
-
-def _places(model: ModelConfig) -> tuple[tuple[str, str | None, str], ...]:
-    """Return the settings that say where a model is, their values, and the role of each path."""
-    return (("path", model.path, "reference"), ("value_path", model.value_path, "value"))
 
 
 def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> dict[str, dict[str, Any]]:
@@ -338,10 +330,8 @@ def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> di
     identities = {}
     for role, path in paths.items():
         if path:
-            try:
+            with _reading(path):
                 identities[role] = identity_of(path, model.revisions[role], file_hash)
-            except OSError as error:
-                raise _unreadable(path, error) from error
     return identities
 
 
@@ -397,9 +387,14 @@ def weights_in_name(path: str) -> int:
     return int(float(sizes[-1][0]) * {"b": 1e9, "m": 1e6}[sizes[-1][1].lower()]) if sizes else 0
 
 
-def _unreadable(typed: str, error: OSError) -> ConfigError:
-    where = error.filename or "its files"
-    return ConfigError(f"{typed}: cannot read {where} ({reason(error)}). See that you may read all of its files.")
+@contextmanager
+def _reading(typed: str) -> Iterator[None]:
+    """Refuse a model with a file that cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot read {error.filename or 'its files'} ({reason(error)})"
+        raise ConfigError(f"{typed}: {problem}. See that you may read all of its files.") from error
 
 
 def identity_of(path: str, revision: str | None, file_hash: Callable[[Path], str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from pipeline.config.plain import refuse_all, schema_path, to_plain
+from pipeline.config.plain import refuse_all, with_schema
 from pipeline.config.schema import AlgoConfig, Config, DatasetConfig, ModelConfig
 from pipeline.config.tables import REWARD_MODEL, REWARDS, as_typed
 from pipeline.errors import ConfigError, JobError, describe_exit
@@ -497,11 +497,6 @@ def in_local_files(section: DatasetConfig) -> bool:
     )
 
 
-def as_plain(datasets: Mapping[str, DatasetConfig]) -> dict[str, Any]:
-    """Return settings of datasets as plain data for that process."""
-    return {name: {"_schema_": schema_path(section), **to_plain(section)} for name, section in datasets.items()}
-
-
 def _templates(config: Config) -> dict[str, str]:
     """Return the local folders with the models' chat templates."""
     paths = {name: tokenizer_place(model.path, None).path for name, model in config.models.items() if model.path}
@@ -524,11 +519,12 @@ def _ask(
     )
     tried = f"trying the rewards of {', '.join(datasets)} on a single row"
     hint = "Does importing one, or making the row, hang?"
+    plain = {name: with_schema(section) for name, section in datasets.items()}
     with tempfile.TemporaryFile() as output:
         child = children.Child(
             "pipeline.learning.rewards.probe",
             {**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            {"datasets": as_plain(datasets), "to read": list(to_read), "templates": dict(templates)},
+            {"datasets": plain, "to read": list(to_read), "templates": dict(templates)},
             max_bytes=_LARGEST_ANSWER,
             send_timeout_s=_MARGIN_S,
             output=output,

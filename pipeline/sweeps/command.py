@@ -33,9 +33,7 @@ _ARGUMENTS: Mapping[str, Callable[[Values], Iterable[str]]] = {
 }
 
 
-def trial_command(
-    sweep: Sweep, parameters: Values, json_file: Path, *, num_gpus: int = 1, environment: Values | None = None
-) -> list[str]:
+def trial_command(sweep: Sweep, parameters: Values, json_file: Path, *, num_gpus: int = 1) -> list[str]:
     """Fill in what is run for a trial.
 
     Args:
@@ -43,27 +41,25 @@ def trial_command(
         parameters: Parameters of the trial, by dotted name.
         json_file: File of the parameters, for ``${args_json_file}``.
         num_gpus: Devices of the trial.
-        environment: For ``${envvar:NAME}``; None for that of this process.
     """
     several = sweep.options.distributed_program if num_gpus > 1 else ""
     values = nested(sweep.parameters, parameters)
     made = {name: list(of(values)) for name, of in _ARGUMENTS.items()}
     made |= {"program": [several or sweep.program], "args_json_file": [str(json_file)]}
-    return _filled(sweep.command, made, environment)
+    return _filled(sweep.command, made)
 
 
-def prepare_command(sweep: Sweep, environment: Values | None = None) -> list[str]:
+def prepare_command(sweep: Sweep) -> list[str]:
     """Fill in what is run once before the first trial, without parameters; empty for nothing."""
     nothing: dict[str, list[str]] = {name: [] for name in ("args_json_file", *_ARGUMENTS)}
-    return _filled([*map(str, sweep.options.prepare)], {"program": [sweep.program], **nothing}, environment)
+    return _filled([*map(str, sweep.options.prepare)], {"program": [sweep.program], **nothing})
 
 
-def _filled(command: Sequence[str], made: Mapping[str, list[str]], environment: Values | None) -> list[str]:
-    variables = os.environ if environment is None else environment
+def _filled(command: Sequence[str], made: Mapping[str, list[str]]) -> list[str]:
     macros = {"env": ["/usr/bin/env"], "interpreter": [sys.executable], **made}
     words: list[str] = []
     for word in command:
-        filled, macro = ENVVAR.sub(lambda match: variables.get(match[1], match[1]), word), macro_of(word)
+        filled, macro = ENVVAR.sub(lambda match: os.environ.get(match[1], match[1]), word), macro_of(word)
         words += [filled] if macro is None or word != filled else macros.get(macro, [filled])
     return words
 

@@ -9,7 +9,7 @@ import pytest
 from pipeline import cli
 from pipeline.config.checks import check_config
 from pipeline.config.load import as_meant, config_from_plain, load_config
-from pipeline.config.plain import schema_path, stage_config_from_plain, to_plain
+from pipeline.config.plain import stage_config_from_plain, to_plain, with_schema
 from pipeline.config.tables import conf_dir
 from pipeline.errors import ConfigError
 from tests.doubles.composing import quick_config
@@ -56,7 +56,7 @@ def test_a_stage_sees_only_the_sections_it_declared() -> None:
     config = quick_config([NAME])
     plain = {
         "training": to_plain(config.training),
-        "algo": {"_schema_": schema_path(config.algos["PITA"]), **to_plain(config.algos["PITA"])},
+        "algo": with_schema(config.algos["PITA"]),
     }
     rebuilt = stage_config_from_plain(json.loads(json.dumps(plain)))
     assert rebuilt.training == config.training

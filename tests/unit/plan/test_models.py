@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from pipeline.config.plain import refuse_all
+from pipeline.config.plain import refuse_all, with_schema
 from pipeline.config.schema import Attention, Config
 from pipeline.errors import ConfigError
 from pipeline.files import file_sha256
@@ -29,7 +29,7 @@ from pipeline.plan.models import (
     model_identities,
     read_models,
 )
-from pipeline.plan.rewards import as_plain, check_chat_templates, check_pairs, check_tokenizers, row_problems
+from pipeline.plan.rewards import check_chat_templates, check_pairs, check_tokenizers, row_problems
 from tests.doubles.composing import quick_config
 
 
@@ -378,7 +378,7 @@ def test_files_without_pairs_are_refused_by_their_first_rows(tmp_path: Path, pai
     lines = [json.dumps({"prompt": f"a{n}", "solution": "1", **pair}) + "\n" for n in range(30)]
     (tmp_path / "rows.jsonl").write_text("".join(lines))
     config = quick_config(EXISTING)
-    said = answer(as_plain({"mine": FilesConfig(kind="jsonl", path=str(tmp_path / "rows.jsonl"))}), ["mine"])
+    said = answer({"mine": with_schema(FilesConfig(kind="jsonl", path=str(tmp_path / "rows.jsonl")))}, ["mine"])
     assert list(said["unpaired"]) == ([] if pair else ["mine"])
     with nullcontext() if pair else pytest.raises(ConfigError, match=r"datasets\.mine has no pairs"):
         refuse_all(list(row_problems(config, said)))
@@ -406,7 +406,7 @@ def test_labels_that_are_neither_true_nor_false_are_refused(tmp_path: Path, labe
         for n in range(30)
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    said = answer(as_plain({"mine": FilesConfig(kind="jsonl", path=str(tmp_path / "rows.jsonl"))}), ["mine"])
+    said = answer({"mine": with_schema(FilesConfig(kind="jsonl", path=str(tmp_path / "rows.jsonl")))}, ["mine"])
     config = quick_config(["experiment.name=t", "algos=[KTO]", "algos.KTO.pairs=existing"])
     with (
         nullcontext()
@@ -442,7 +442,7 @@ def test_files_with_rows_without_completions_are_refused(
     lines = [line.replace('"a"', f'"a{n}"').replace('"c"', f'"c{n}"') for n, line in enumerate(lines)]
     (tmp_path / "rows.jsonl").write_text("".join(lines))
     mine = FilesConfig(kind="jsonl", path=str(tmp_path / "rows.jsonl"), test_size=1, validation_size=1)
-    said = answer(as_plain({"mine": mine}), ["mine"])
+    said = answer({"mine": with_schema(mine)}, ["mine"])
     assert said["unanswered"] == ({} if unanswered is None else {"mine": unanswered})
     with (
         nullcontext()

@@ -45,12 +45,17 @@ BLOCK = {
 VALUES = {"lr": 1e-05, "on": True, "off": False, "a b": "$(x) ${program}", "model.size": 2, "model.kinds": ["x"]}
 MODEL = {"size": 2, "kinds": ["x"]}
 WORDS = {"lr": "1e-05", "on": "True", "off": "False", "a b": "$(x) ${program}", "model": str(MODEL)}
-ENVIRONMENT = {"HOME": "/home/me", "ODD": "${odd}"}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("ODD", "${odd}")
 
 
 def words(*command: str, num_gpus: int = 1, **options: Any) -> list[str]:
     asked = sweep(command, **options)
-    return trial_command(asked, VALUES, Path("/tmp/p.json"), num_gpus=num_gpus, environment=ENVIRONMENT)
+    return trial_command(asked, VALUES, Path("/tmp/p.json"), num_gpus=num_gpus)
 
 
 def sweep(command: tuple[str, ...], **options: Any) -> Sweep:
@@ -89,7 +94,7 @@ def test_several_devices_may_have_another_program_and_what_prepares_has_no_param
     assert words("${program}", num_gpus=1, distributed_program="ddp.py") == ["train.py"]
     prepare = ["${interpreter}", "${program}", "${args}", "${args_json}", "--only-data", "${envvar:HOME}"]
     made = [sys.executable, "train.py", "--only-data", "/home/me"]
-    assert prepare_command(sweep((), prepare=prepare), ENVIRONMENT) == made
+    assert prepare_command(sweep((), prepare=prepare)) == made
     assert prepare_command(sweep(())) == []
 
 

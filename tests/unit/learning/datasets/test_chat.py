@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from pipeline.config.plain import with_schema
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.chat import (
@@ -24,7 +25,6 @@ from pipeline.learning.datasets.chat import (
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset, make_row
 from pipeline.learning.datasets.prepared import encode_prompts
 from pipeline.learning.rewards.probe import answer
-from pipeline.plan.rewards import as_plain
 
 USER = [{"role": "user", "content": "u"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -168,7 +168,7 @@ def test_arguments_that_a_template_does_not_read_are_told(tmp_path: Path) -> Non
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = FilesConfig(kind="jsonl", path=str(tmp_path / "rows.jsonl"), date="2026-11-27")
-    warnings = answer(as_plain({"mine": config}), ["mine"], {"hf": str(tmp_path / "model")})["warnings"]
+    warnings = answer({"mine": with_schema(config)}, ["mine"], {"hf": str(tmp_path / "model")})["warnings"]
     [told] = [warning for warning in warnings if "does not read" in warning]
     assert "does not read tools, thinking, weight, reasoning_content, " in told
 
@@ -182,8 +182,8 @@ def test_rows_that_a_template_refuses_are_told_before_anything_starts(tmp_path: 
     text = "".join(json.dumps({"prompt": row, "solution": "1"}) + "\n" for row in rows)
     (tmp_path / "rows.jsonl").write_text(text)
     config = FilesConfig(kind="jsonl", path=str(tmp_path / "rows.jsonl"))
-    said = answer(as_plain({"mine": config}), ["mine"], {"hf": str(tmp_path / "model")})
+    said = answer({"mine": with_schema(config)}, ["mine"], {"hf": str(tmp_path / "model")})
     [problem] = said["problems"]
     assert problem.startswith(f"datasets.mine: {tmp_path / 'rows.jsonl'}:8: ")
     assert "datasets.mine.system_prompt=null" in problem
-    assert answer(as_plain({"mine": config}), ["mine"])["problems"] == []
+    assert answer({"mine": with_schema(config)}, ["mine"])["problems"] == []

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.config.plain import with_schema
 from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Row, load_dataset
@@ -21,7 +22,7 @@ from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.rewards import probe
 from pipeline.learning.rewards.answers import gold_texts
 from pipeline.learning.rewards.probe import RowCheck, check_rewards
-from pipeline.plan.rewards import as_plain, try_rewards
+from pipeline.plan.rewards import try_rewards
 from tests.doubles import own_rewards
 from tests.doubles.composing import quick_config
 from tests.doubles.machine import is_living
@@ -50,7 +51,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(
         datasets: Mapping[str, DatasetConfig], to_read: Sequence[str], templates: Mapping[str, str], _: object
     ) -> Any:
-        return json.loads(json.dumps(probe.answer(json.loads(json.dumps(as_plain(datasets))), to_read, templates)))
+        plain = {name: with_schema(section) for name, section in datasets.items()}
+        return json.loads(json.dumps(probe.answer(json.loads(json.dumps(plain)), to_read, templates)))
 
     monkeypatch.setattr("pipeline.plan.rewards._ask", ask)
 
