@@ -111,14 +111,13 @@ def chosen_backend(config: Config, gpu: bool) -> tuple[Config, str | None]:
                 "nothing that they draw would be shared. Use generation.backend=own or vllm"
             ]
         )
-    asked = {word: replace(config, generation=replace(config.generation, backend=word)) for word in TextBackend}
-    ours = asked[TextBackend.own]
-    why = _why_own(asked[TextBackend.vllm], ours, gpu)
-    if why is not None:
+    ours, wanted = (
+        replace(config, generation=replace(config.generation, backend=each))
+        for each in (TextBackend.own, TextBackend.vllm)
+    )
+    if (why := _why_own(wanted, ours, gpu)) is not None:
         return ours, f"generation.backend=auto: own, as {why}"
-    return asked[
-        TextBackend.vllm
-    ], "generation.backend=auto: vllm, which was measured to be faster for such models"
+    return wanted, "generation.backend=auto: vllm, which was measured to be faster for such models"
 
 
 def _why_own(wanted: Config, ours: Config, gpu: bool) -> str | None:
