@@ -66,6 +66,8 @@ from pipeline.terminal.streams import on_one_line
 app = typer.Typer()
 _MOST = 20
 """Lines of one kind that are printed."""
+_LONGEST = 500
+"""Characters of a line about a bundle, whose names may be of a stranger."""
 
 
 # -- bundle ------------------------------------------------------------------------------------------------------
@@ -240,11 +242,11 @@ def _tell_recomputed(found: Recomputed, console: Console) -> None:
         ("not checked", found.unknown),
     ):
         for line in lines[:_MOST]:
-            say(console, f"{what}: {on_one_line(line)}", "red")
+            say(console, f"{what}: {_brief(line)}", "red")
         if len(lines) > _MOST:
             say(console, f"{what}: and {len(lines) - _MOST:,} more", "red")
     for what in found.absent[:_MOST]:
-        say(console, f"no numbers of {what}, which was planned", "bold")
+        say(console, f"no numbers of {_brief(what)}, which was planned", "bold")
     if found.is_sound:
         say(console, f"recomputed: all {count(found.alike, 'row')} of the tables follow from the outcomes")
     else:
@@ -257,17 +259,21 @@ def _tell_recomputed(found: Recomputed, console: Console) -> None:
         say(console, f"NOT VERIFIED: {'; '.join(filter(None, told))}", "red")
 
 
+def _brief(line: str) -> str:
+    return on_one_line(beginning(line, _LONGEST))
+
+
 def _tell_repeated(found: Repeated, tolerance: float, console: Console) -> None:
     for line in found.makers[:_MOST]:
-        say(console, f"other arithmetic: {on_one_line(line)}")
+        say(console, f"other arithmetic: {_brief(line)}")
     for line in found.unlike[:_MOST]:
-        say(console, f"other bytes than recorded, by arithmetic of the same name: {line}", "red")
+        say(console, f"other bytes than recorded, by arithmetic of the same name: {_brief(line)}", "red")
     for line in found.problems[:_MOST]:
-        say(console, f"problem: {on_one_line(line)}", "red")
+        say(console, f"problem: {_brief(line)}", "red")
     for one in found.apart:
         text = f"{one.difference:+.3f} [{one.low:+.3f}, {one.high:+.3f}] over {count(one.prompts, 'prompt')}"
         style = "red" if one.exceeds(tolerance) else None
-        say(console, f"{one.policy}: {one.metric} here less recorded: {text}", style)
+        say(console, f"{_brief(one.policy)}: {one.metric} here less recorded: {text}", style)
     said = f"{found.alike} of {count(found.jobs, 'job')} that ran again have the recorded bytes"
     if found.apart:
         said += (

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.runs.bundle import CONFIG, ORIGIN, OUTPUTS, PLAN, RESULTS, Bundle, write_bundle
+from tests.doubles.browser import CHROMIUM, browser
 from tests.doubles.small_runs import INLINE, calm_run, run_here, with_reference
 
 
@@ -291,6 +292,23 @@ def test_files_of_one_name_are_told_apart_by_their_folders(whole: Path, tmp_path
     assert folder not in text
 
 
+def test_a_long_name_is_cut_and_leaves_the_page_as_wide_as_it_is(whole: Path, tmp_path: Path) -> None:
+    def named(results: dict[str, Any]) -> None:
+        for row in (*results["rows"], *results["pooled"]):
+            row["algo"] = row["algo"].replace("PITA", "A" * 100_000)
+
+    wrong, page = changed(whole, tmp_path / "x.tar", named), tmp_path / "board.html"
+    said = command("verify", str(whole), wrong, "--page", str(page), code=1)
+    assert max(map(len, [*said.splitlines(), *page.read_text().splitlines()])) < 10_000
+    if CHROMIUM is None:
+        pytest.skip("the rest needs a Chromium, and there is none")
+    with browser(tmp_path / "browser") as tab:
+        tab.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
+        tab.open(page)
+        assert tab.ask("document.documentElement.scrollWidth") == 1280
+        assert tab.complaints == []
+
+
 def test_without_a_bundle_that_can_be_read_no_page_is_written(tmp_path: Path) -> None:
     page = tmp_path / "board.html"
     said = command("verify", str(tmp_path / "a.tar"), str(tmp_path / "b.tar"), "--page", str(page), code=2)
@@ -304,6 +322,7 @@ def test_a_page_tells_a_bound_from_a_divergence_and_counts_a_bundle_once(whole: 
     copy = tmp_path / "copy.tar"
     copy.write_bytes(whole.read_bytes())
     command("verify", str(whole), str(copy), bound, "--page", str(page), code=1)
+    assert f"<td>{whole.name}, copy.tar</td>" in page.read_text()
     rows = [line for line in page.read_text().splitlines() if line.startswith("<tr><td class=number>")]
     assert [row.count(">≤ ") for row in rows if "<td>PITA</td>" in row] == [0, 1]
     assert [row.count(">≤ ") for row in rows if "<td>QSharp</td>" in row] == [0, 0]

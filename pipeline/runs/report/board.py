@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -14,21 +14,23 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.plan.recorded import RecordedPlan
 from pipeline.runs.bundle import Source
 from pipeline.runs.record import PRIMARY_METRICS, ByMetric, PooledRow, Results
-from pipeline.runs.report.format import decimal, interval
+from pipeline.runs.report.format import beginning, decimal, interval
 from pipeline.terminal.streams import on_one_line
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
 table { border-collapse: collapse; width: 100%; margin-bottom: 2rem; }
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #8884; vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-code { overflow-wrap: anywhere; }
+td { overflow-wrap: anywhere; min-width: 5rem; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; min-width: 0; }
 .wrong { color: #c00; font-weight: 600; }
 :root { color-scheme: light dark; }
 """
 _HEADINGS = ("", "method", "metric", "value", "interval", "vs reference", "KL/seq", "rounds", "seeds", "prompts")
 _SAME = ("dataset", "model", "evaluation", "generation")
 """Sections of the configuration that make two evaluations alike."""
+_LONGEST = 2_000
+"""Characters of a text of a bundle, which may be of a stranger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,11 @@ def board_page(entries: Sequence[Entry], unread: Iterable[Unread] = ()) -> str:
         entries: The bundles.
         unread: Those that only the table of bundles names.
     """
-    entries = list({entry.digest: entry for entry in entries}.values())  # a bundle that is given twice counts once
+    names: dict[str, dict[str, None]] = {}  # a bundle that is given twice counts once, under both names
+    for entry in entries:
+        names.setdefault(entry.digest, {})[entry.name] = None
+    once = {entry.digest: entry for entry in entries}
+    entries = [replace(once[digest], name=", ".join(own)) for digest, own in names.items()]
     groups: dict[tuple[str, str, str], list[_Ranked]] = {}
     for entry in entries:
         for (dataset, model, _), cell in _last(entry.results.pooled).items():
@@ -192,9 +198,9 @@ def _lines(entries: Iterable[Entry], unread: Iterable[Unread]) -> Iterator[str]:
             f"<td><code>{one.digest}</code><br><code>{_text(one.source.command)}</code></td></tr>\n"
         )
     for left in unread:
-        said = f'<td class="wrong">not ranked: {_text(left.problem)}</td>'
-        yield f"<tr><td>{_text(left.name)}</td>{said}<td></td><td></td></tr>\n"
+        said = f'<td class="wrong" colspan="3">not ranked: {_text(left.problem)}</td>'
+        yield f"<tr><td>{_text(left.name)}</td>{said}</tr>\n"
 
 
 def _text(text: str) -> str:
-    return escape(on_one_line(text))
+    return escape(on_one_line(beginning(text, _LONGEST)))
