@@ -15,13 +15,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from pipeline.engine.devices.inventory import NOTHING, VISIBLE
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
-from pipeline.slurm.script import MARK, OPTIONS, gpus_of, nodes_of, number, options_of
+from pipeline.slurm.script import MARK, gpus_of, nodes_of, number, options_of
 from pipeline.terminal.console import Check, failed, passed, warned
 
 _LARGEST = 4 << 20
@@ -211,11 +210,6 @@ def _read_header(lines: Sequence[str], options: dict[str, str]) -> Iterator[Chec
                 options.update(options_of(shlex.split(line.removeprefix(MARK), comments=True))[0])
         else:
             began = began or (line.strip() != "" and not line.lstrip().startswith("#"))
-    # sbatch takes the beginning of a name, too.
-    for name in (name for name in options if not any(own.startswith(name.replace("_", "-")) for own in OPTIONS)):
-        meant = "".join(f"--{near}, or " for near in get_close_matches(name, OPTIONS, 1, 0.7))
-        remedy = f"{meant}leave it out, unless `sbatch --help` on the cluster has it: plugins add options"
-        yield warned("Slurm: unknown option", f"--{name} is no option of sbatch itself", remedy)
     folder = Path(options.get("output", "")).parent
     if "%" not in str(folder) and not (Path(options.get("chdir", ".")) / folder).is_dir():
         detail = f"--output={options['output']}: there is no folder {folder}, and Slurm makes none: the job fails"

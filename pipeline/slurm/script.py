@@ -26,19 +26,6 @@ _LETTERS = (
     "Q:quiet s:oversubscribe v:verbose V:version W:wait"
 )
 _SHORT = dict(pair.split(":") for pair in _LETTERS.split())
-_FURTHER = (
-    "acctg-freq batch bb bbf bell cluster-constraint comment consolidate-segments container container-id "
-    "contiguous cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot exclusive export export-file extra "
-    "get-user-env gid gpu-bind gpu-freq gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint "
-    "ignore-pbs kill-on-invalid-dep mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus "
-    "network nice no-bell no-requeue ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket "
-    "oom-kill-step open-mode parsable power prefer priority profile propagate reboot requeue reservation "
-    "resv-ports segment share signal sockets-per-node spread-job spread-segments stepmgr switches test-only "
-    "thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid usage use-min-nodes user "
-    "wait-all-nodes wckey wrap"
-)
-OPTIONS = frozenset([*_SHORT.values(), *_FURTHER.split()])
-"""Long names of sbatch's own options, of Slurm 25.05 and before. Plugins of a cluster add others."""
 
 
 def options_of(

@@ -288,7 +288,6 @@ def names(checks: list[Check]) -> list[str]:
         (RIGHT, "cd /scratch/me", f"export CUDA_VISIBLE_DEVICES={ALL}", []),
         (RIGHT, "cd /scratch/me", "export CUDA_VISIBLE_DEVICES=0,1", ["mask of its own"]),
         (RIGHT, "-c 128", "--output=nowhere/%j.out", ["no folder for the output"]),
-        (RIGHT, "-c 128", "--partitoin=gpu", ["unknown option"]),
         (RIGHT, "-c 128", "--part=gpu --mem_bind=local --gres-flags=enforce-binding", []),
         (PER_TASK, "", "", []),
         (PER_TASK, "gpu:8", "gpu:1", ["fewer GPUs than tasks"]),
