@@ -43,8 +43,8 @@ import numpy as np
 from msgspec import Meta
 from rich.console import Console
 
-from pipeline.commands.listeners import OBJECTIVE, values_of
 from pipeline.commands.request import prepare
+from pipeline.commands.results import OBJECTIVE, values_of
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.errors import PipelineError

@@ -182,10 +182,8 @@ def _of_run(output_dir: Path, experiment: str, asked: _Extension) -> Config:
         options = {"--prompts": asked.prompts, "--samples": asked.samples}
         named = " ".join(f"{option} {size}" for option, size in options.items() if size)
         raise ConfigError(
-            f"{named}: chains of this run were evaluated on different numbers of prompts, as a race decided, and "
-            "such an evaluation cannot grow. Run what `pipeline command NAME` prints under another "
-            "experiment.name, without experiment.looks and with other evaluation.num_prompts or "
-            "evaluation.num_samples: stored policies are not trained again"
+            f"{named}: what a race has evaluated cannot grow. Run what `pipeline command NAME` prints under "
+            "another experiment.name, with these numbers, without experiment.looks: no policy is trained again"
         )
     if sizes != before:
         section["grown_from"] = [*section.get("grown_from", []), before]
@@ -208,9 +206,7 @@ def _refuse_of_run(given: list[str], output_dir: Path, asked: _Extension) -> Non
     """Reject words that name neither an experiment nor a checkpoint, and checkpoints without a test set."""
     for word in given:
         if not Path(word).exists() and not is_hub_id(word.partition("@")[0]):
-            raise ConfigError(
-                f"'{word}' is no experiment of {output_dir}, and no file, folder or hub id of a model"
-            )
+            raise ConfigError(f"'{word}' is no experiment of {output_dir}, no file or folder, and no hub id")
         if not Path(word).exists() and "/" not in word:
             known = [path.parent.name for path in output_dir.glob("*/latest")]
             said = unknown_name("experiment", word, known)

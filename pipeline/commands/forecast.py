@@ -6,18 +6,22 @@ earlier runs gives a range.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import quantiles
 
 from rich.console import Console
 from rich.filesize import decimal
 
+from pipeline.commands import request as requests
 from pipeline.commands.request import Request
-from pipeline.config.schema import Config, DeviceChoice
-from pipeline.engine.run_jobs import add_forecast, read_durations, read_forecasts
+from pipeline.config.schema import AlgoConfig, Config, DeviceChoice, DryRun, ModelConfig, continued_from
+from pipeline.engine.run_jobs import add_forecast, read_durations, read_forecasts, run_jobs, update_durations
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.ready import ranks_of_rows
+from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.scheduler.state import THERE
 from pipeline.learning.memory import fit
+from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.machine.memory import usable_bytes
 from pipeline.plan import graph
 from pipeline.plan.keeping import measures
@@ -61,10 +65,6 @@ class Forecast:
         tenths = quantiles(self.ratios, n=10, method="inclusive")
         return tenths[0], tenths[-1]
 
-    def interval_s(self) -> tuple[float, float] | None:
-        """Return the seconds at these quantiles; None with too few ratios."""
-        return None if (found := self.range()) is None else (self.seconds * found[0], self.seconds * found[1])
-
     def __str__(self) -> str:
         if not self.timed:
             return "not known yet, as no such job was timed"
@@ -73,9 +73,9 @@ class Forecast:
             more = ", ..." if len(self.unknown) > _NAMED else ""
             kinds = f"{count(len(self.unknown), 'kind')} ({', '.join(self.unknown[:_NAMED])}{more})"
             return f"more than {about.removeprefix('about ')}; not known for jobs of {kinds}"
-        if (interval := self.interval_s()) is None:
+        if (found := self.range()) is None:
             return f"{about}. No range yet: {len(self.ratios)} of {LEAST_RUNS} runs to compare it with"
-        low, high = map(roughly, interval)
+        low, high = (roughly(self.seconds * ratio) for ratio in found)
         return (
             f"{about}; {low} to {high} by the 10 % and 90 % quantiles of real / predicted, {len(self.ratios)} runs"
         )
@@ -223,3 +223,131 @@ def _tell_memory(config: Config, memory_bytes: int, gpus: int, console: Console)
             ["python", "-m", "pipeline", "gpus", "fit", str(model.path), "--gpus", str(gpus), "--memory", gib]
         )
         say(console, f"{line} All of it:", copy=command)
+
+
+# -- measure -----------------------------------------------------------------------------------------------------
+# Measure each kind of job of a plan for some seconds: run small versions of the request, and extend their times.
+#
+#     the request with few prompts  -->  seconds at two sizes  -->  a line through both  -->  seconds as planned
+#
+# The smaller version fills a batch once, since less work in the same batch takes as long. Everything runs in a
+# folder that is removed afterwards; only the times stay, with those of earlier runs.
+
+
+TARGET_S = 5.0
+"""Seconds that the longest job of the larger version is to take, about."""
+_STEPS = 8
+"""Steps of a reference's training in the smaller version."""
+_LARGER = 4
+"""Batches that the larger version fills at least."""
+_SMALLEST_S = 1e-6
+
+
+def measure(request: Request, missing: list[str], folder: Path, signals: StopSignals, console: Console) -> str:
+    """Measure the kinds of jobs that a request is still to run, and record their times.
+
+    Args:
+        request: The request, with devices that are leased.
+        missing: Ids of its jobs to run.
+        folder: An empty folder for everything that the measurement makes.
+        signals: Signals that end the measurement.
+        console: Console for what was measured, and what could not be.
+
+    Returns:
+        The signal that ended it, or "".
+    """
+    planned = dict[str, float]()
+    for job in map(request.plan.jobs.__getitem__, missing):
+        planned[graph.duration_name(job)] = max(job.size_s, planned.get(graph.duration_name(job), 0.0))
+    part, timed = 0.0, list[graph.Durations]()
+    for name, times in (("smaller", 1), ("larger", _LARGER)):
+        small = small_version(request.config, part, times)
+        outcome, plan = _run(request, small, planned, folder / name, signals)
+        for job_id, reason in outcome.failures()[:1]:
+            say(console, f"warning: {job_id} could not be measured: {reason}", "bold")
+        if outcome.interrupted:
+            return outcome.interrupted
+        found = outcome.durations(plan, graph.duration_name)
+        timed.append(replace(found, jobs={kind: one for kind, one in found.jobs.items() if kind in planned}))
+        whole_s = (
+            one.took_s * planned[kind] / max(one.size_s, _SMALLEST_S) for kind, one in timed[0].jobs.items()
+        )
+        part = min(1.0, TARGET_S / max([*whole_s, _SMALLEST_S]))
+    update_durations(request.store.root, graph.Durations(extended(planned, *timed), timed[1].seconds), request.gpu)
+    data = small.data_collection.prompts_per_round
+    say(console, f"Measured {count(len(timed[1].jobs), 'kind')} of jobs, with {count(data, 'prompt')} at most.")
+    return ""
+
+
+def small_version(config: Config, part: float, times: int = 1) -> Config:
+    """Return a request whose jobs are of the same kinds and small.
+
+    Args:
+        config: The request.
+        part: Fraction of its work that each job is to do, about.
+        times: Batches that its jobs fill at least.
+    """
+    batch, evaluation = config.generation.batch_size, config.evaluation
+
+    def few(whole: int, least: int) -> int:
+        return min(whole, max(times * least, round(part * whole)))
+
+    def small(model: ModelConfig) -> ModelConfig:
+        one = model.with_reference(model.references[0])
+        return replace(one, steps=few(one.steps, _STEPS)) if isinstance(one, TinyModelConfig) else one
+
+    def from_first(algo: AlgoConfig) -> AlgoConfig:
+        return algo if algo.continues is None else replace(algo, continues=f"{continued_from(algo)[0]}@1")
+
+    collected = replace(
+        config.data_collection, prompts_per_round=few(config.data_collection.prompts_per_round, batch)
+    )
+    # It has two rounds and one seed, whatever chains a race or a user has ended after which round.
+    experiment = replace(config.experiment, seeds=config.experiment.seeds[:1], race=None, looks={}, last_rounds={})
+    each = -(-batch // evaluation.num_samples)
+    return replace(
+        config,
+        dry_run=DryRun.false,
+        rounds_of_training=min(2, config.rounds_of_training),
+        experiment=experiment,
+        algos={name: from_first(algo) for name, algo in config.algos.items()},
+        data_collection=collected,
+        evaluation=replace(evaluation, num_prompts=few(evaluation.num_prompts, each), grown_from=[]),
+        execution=replace(config.execution, store=None, shared_store=None, priority=None),
+        models={name: small(model) for name, model in config.models.items()},
+    )
+
+
+def extended(
+    planned: Mapping[str, float], smaller: graph.Durations, larger: graph.Durations
+) -> dict[str, graph.Timed]:
+    """Return each kind of job at its planned size, by the line through its seconds at two sizes.
+
+    If the larger job did not take longer, only chance decided, and its time grows with its size.
+
+    Args:
+        planned: Kind -> its planned size in s.
+        smaller: Times of small jobs.
+        larger: Times of larger ones.
+    """
+    kinds = dict[str, graph.Timed]()
+    for kind, two in larger.jobs.items():
+        one, size_s = smaller.jobs.get(kind, two), planned[kind]
+        more_s, longer_s = two.size_s - one.size_s, two.took_s - one.took_s
+        if more_s <= _SMALLEST_S or longer_s <= 0:
+            more_s, longer_s = two.size_s, two.took_s
+        pace = longer_s / max(more_s, _SMALLEST_S)
+        took_s = two.took_s + pace * max(0.0, size_s - two.size_s)
+        kinds[kind] = graph.Timed(size_s, took_s, larger.expected_flops(kind, size_s))
+    return kinds
+
+
+def _run(
+    request: Request, small: Config, planned: Mapping[str, float], folder: Path, signals: StopSignals
+) -> tuple[Outcome, graph.Plan]:
+    """Run the jobs of a small version that are of planned kinds, and what they need."""
+    folder.mkdir()
+    made = requests.prepare(replace(small, output_dir=str(folder)))
+    wanted = [job.id for job in made.plan.jobs.values() if graph.duration_name(job) in planned]
+    plan = made.plan.up_to(wanted)
+    return run_jobs(plan, made.store, request.used_devices, folder, **made.how, signals=signals), plan

@@ -71,10 +71,7 @@ def requested(
 
     on_cpu = device is DeviceChoice.cpu
     if on_cpu != (others["nproc"] is not None):
-        raise ConfigError(
-            "--device cpu and --nproc N go together: processes without GPUs, and how many. With GPUs there is one "
-            "process on each: use --num-gpus N"
-        )
+        raise ConfigError("--device cpu and --nproc N go together. With GPUs: --num-gpus N, a process on each")
     if on_cpu and (gpus is not None or others["num_gpus"] is not None):
         raise ConfigError("--device cpu uses no GPU: leave out --gpus and --num-gpus, or --device cpu")
     ids = None if gpus is None else parse_ids(gpus, "--gpus")
@@ -94,8 +91,5 @@ def parse_ids(text: str, option: str) -> list[int]:
     entries = [entry.strip() for entry in text.split(",")]
     wrong = [entry for entry in entries if not _ID.fullmatch(entry)]
     if wrong:
-        raise ConfigError(
-            f"{option} {shlex.quote(text)}: '{wrong[0]}' is no id. Give numbers with commas between: "
-            f"{option} 4,5,6,7"
-        )
+        raise ConfigError(f"{option} {shlex.quote(text)}: '{wrong[0]}' is no id. Write {option} 4,5,6,7")
     return [int(entry) for entry in entries]

@@ -104,9 +104,7 @@ def _settings(settings: Sequence[str]) -> list[str]:
     """
     is_list = isinstance(settings, Iterable) and not isinstance(settings, str)
     if not is_list or not all(isinstance(word, str) for word in settings):
-        raise ConfigError(
-            f'settings are a list of texts, as ["experiment.name=x", "algos=[PITA]"], not {settings!r}'
-        )
+        raise ConfigError(f'settings are a list of texts, as ["experiment.name=x"], not {settings!r}')
     parsed = read_flags(settings)
     if flags := for_hydra(parsed, ()):
         raise ConfigError(f"{flags[0]} is for the command line: here are KEY=VALUE and {', '.join(FLAGS)}")
@@ -329,9 +327,7 @@ def _reading(folder: str | Path) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise DeviceError(
-            f"{folder} does not fit on the GPU beside what is there; device=cpu needs none"
-        ) from error
+        raise DeviceError(f"{folder} does not fit on the GPU; device=cpu needs none") from error
     except (OSError, ValueError, SafetensorError) as error:
         problem = " ".join(str(error).split())[:500] or type(error).__name__
         raise ConfigError(f"{folder} cannot be loaded: {problem}") from error

@@ -177,10 +177,7 @@ def _compare_methods(
         refuse_records("--csv", csv, [run])
     leads = leads_of(run) if limits is None else []
     if limits is None and not leads:
-        raise ConfigError(
-            f"{name}: of no method both the divergence and the cost of an answer are known, within which --front "
-            "compares"
-        )
+        raise ConfigError(f"{name}: --front needs a method's KL and FLOPs of an answer; of none both are known")
     blocks = [lead.block for lead in leads] if limits is None else blocks_of(run, limits)
     if as_json:
         print_json([block_data(block) for block in blocks])

@@ -471,9 +471,8 @@ def refuse_training(request: Request, stored: Stored) -> None:
         return
     raise ConfigError(
         f"evaluate trains nothing, and the weights of {count(len(trains), 'training')} are missing, first of "
-        f"{trains[0].id}. Either they are no longer stored (execution.keep), or settings, data or code of the "
-        "training have changed, or the run is not done. Change that back, or train by the command of the run, "
-        "run_parallel.py, with 'evaluation.on=[SET]' and all else that is to be evaluated"
+        f"{trains[0].id}: removed (execution.keep), not trained yet, or of other settings, data or code. The "
+        "command of the run trains them, with 'evaluation.on=[SET]' and all else that is to be evaluated"
     )
 
 

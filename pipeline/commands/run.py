@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 
 from pipeline import arithmetic
-from pipeline.commands import forecast, listeners, measure, multirun, results, sharing, start, steering
+from pipeline.commands import forecast, multirun, results, sharing, start, steering
 from pipeline.commands import request as requests
 from pipeline.commands.request import Request, Stored
 from pipeline.config.plain import to_plain
@@ -154,9 +154,7 @@ def _measured(request: Request, missing: list[str], console: Console) -> int:
         PipelineError: The devices are not here, or others hold them.
     """
     if request.is_elsewhere or requests.on_cluster(request.config):
-        raise ConfigError(
-            "dry_run=measure runs jobs, so it needs the devices here: dry_run=true plans without them"
-        )
+        raise ConfigError("dry_run=measure runs jobs, so it needs the devices here; dry_run=true does not")
     with (
         leased(request.config, console) as lease,
         TemporaryDirectory(prefix="pipeline-measure-") as folder,
@@ -164,7 +162,7 @@ def _measured(request: Request, missing: list[str], console: Console) -> int:
         StopSignals() as signals,
     ):
         leased_to = replace(request, devices=lease.devices)
-        ended = measure.measure(leased_to, missing, Path(folder), signals, console)
+        ended = forecast.measure(leased_to, missing, Path(folder), signals, console)
     return start.INTERRUPTED_BY[ended] if ended else 0
 
 
@@ -439,10 +437,10 @@ def _carry_out(
         try:
             _begin(request, stored, run, console)
             there = request.plan.jobs.keys() - set(stored.not_here)
-            rounds = listeners.TrialRounds(request, run.path)
+            rounds = results.TrialRounds(request, run.path)
             keeper = requests.keeper_of(request, stored.not_here, verified.folder)
             keeper.remove_unneeded()  # what an earlier run of the same has left may be room that this one needs
-            with listeners.tracked(run, config.tracking, console, signals) as hear:
+            with results.tracked(run, config.tracking, console, signals) as hear:
                 outcome, request, keeper = _run_missing(
                     request, stored, verified, run, console, signals, hear, rounds, keeper
                 )
@@ -580,7 +578,7 @@ def _run_missing(
     console: Console,
     signals: StopSignals,
     hear: Callable[[], None],
-    rounds: listeners.TrialRounds,
+    rounds: results.TrialRounds,
     keeper: Keeper,
 ) -> tuple[Outcome | None, Request, Keeper]:
     """Run what is missing; return what came of it, and the request and keeper by then: a run can be changed."""

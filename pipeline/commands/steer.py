@@ -227,9 +227,8 @@ def _answered(run: LoadedRun, asked: Asked) -> dict[str, object]:
     try:
         path = steering.ask(run.folder, asked)
     except OSError as error:
-        raise ConfigError(
-            f"{error.filename or run.folder.path}: {error.strerror}: nothing can be asked there"
-        ) from error
+        where = error.filename or run.folder.path
+        raise ConfigError(f"{where}: {error.strerror}: nothing can be asked there") from error
     until = time.monotonic() + PATIENCE_S
     try:
         while True:

@@ -312,9 +312,7 @@ def _refuse_needed(chain: str, chains: Mapping[str, str], last: int, config: Con
         source, shared = continued_from(config.algos[algo])
         is_taken = own in taken_from(config.algos[algo]).values() and last == 0
         if other.rpartition("/")[0] == place and ((source == own and last < shared) or is_taken):
-            raise ConfigError(
-                f"stop {chain} after round {last}: {other} goes on from a later round of it; stop that first"
-            )
+            raise ConfigError(f"stop {chain} after round {last}: {other} starts from a later one; stop that first")
 
 
 _SETTING = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
@@ -353,13 +351,9 @@ def _added(settings: Sequence[str], config: Config, words: Sequence[str]) -> lis
         if not key or value is None:
             raise ConfigError(f"add {brief(word)}: settings are written KEY=VALUE")
         if not key.startswith(_ADDS):
-            raise ConfigError(
-                f"add {brief(word)}: add takes {', '.join(_ADDS)}...; other settings stay those of the run"
-            )
+            raise ConfigError(f"add {brief(word)}: add takes {', '.join(_ADDS)}..., and no other settings")
         if key in _GROWS:
-            raise ConfigError(
-                f"add {key}: `pipeline evaluate NAME --prompts N --samples N` lets an evaluation grow"
-            )
+            raise ConfigError(f"add {key}: `pipeline evaluate NAME --prompts N --samples N` does that")
         new = yaml.safe_load(value[2]) if key in ("algos", "dataset", "model") or value[2][:1] == "[" else None
         before = values.get(key, _value(config, key))
         if isinstance(before, list) and new is not None:
@@ -418,9 +412,7 @@ def _cloned(asked: Asked, settings: Sequence[str], config: Config, chains: Mappi
         stops |= {name: 0, **dict.fromkeys(own_chains, config.rounds_of_training)}
     wrong = [word for word in asked.words if not _key(word).startswith(f"algos.{name}.")]
     if wrong:
-        raise ConfigError(
-            f"clone {brief(wrong[0])}: a clone has settings of its own alone, as algos.{name}.KEY=VALUE"
-        )
+        raise ConfigError(f"clone {brief(wrong[0])}: settings of a clone are algos.{name}.KEY=VALUE")
     typed = {_key(word) for word in asked.words}
     own = {key: value for key, value in own.items() if key not in typed}
     return [*_with(settings, {**own, "experiment.last_rounds": stops}), *asked.words]
@@ -479,8 +471,8 @@ def check_unchanged(before: Mapping[str, Job], plan: Plan, in_race: Asked | None
         )
     if changed:
         raise ConfigError(
-            f"this would change {changed[0].id}, and {len(changed):,} jobs in all: by settings, data or code, "
-            "which may have been edited since the run began. Start an experiment of another name for that"
+            f"this would change {changed[0].id}, and {len(changed):,} jobs in all, as settings, data or code are "
+            "others now. Start an experiment of another name for that"
         )
 
 
@@ -492,9 +484,7 @@ def check_kept(before: Iterable[Job], plan: Plan) -> None:
     """
     chains = chains_of(plan.jobs.values())
     if gone := [chain for chain in chains_of(before) if chain not in chains]:
-        raise ConfigError(
-            f"this would leave out {gone[0]}, and {len(gone):,} chains in all: `pipeline stop` ends one"
-        )
+        raise ConfigError(f"this would leave out {gone[0]}, {len(gone):,} chains in all: `pipeline stop` ends one")
 
 
 def check_follows(asked: Asked, before: Config, jobs: Mapping[str, Job], request: Request) -> None:
@@ -513,10 +503,8 @@ def check_follows(asked: Asked, before: Config, jobs: Mapping[str, Job], request
     if asked.verb != "stop":
         check_kept(jobs.values(), request.plan)
     if asked.verb == "resume" and before.experiment.last_rounds == request.config.experiment.last_rounds:
-        raise ConfigError(
-            f"resume {asked.chain}: the race has stopped it, and would again. `pipeline command` prints a command "
-            "without the race, in which experiment.last_rounds can leave it out"
-        )
+        again = "the race would stop it again; `pipeline command` prints a command without the race"
+        raise ConfigError(f"resume {asked.chain}: {again}")
 
 
 # -- the engine's side -------------------------------------------------------------------------------------------
@@ -712,9 +700,7 @@ class Steered:
             own = [at for at, device in enumerate(known) if device.node == group]
             if 0 < len({*own} & {*gone}) < len(own):
                 labels = ", ".join(known[at].label for at in own)
-                raise ConfigError(
-                    f"{labels}: Ray keeps these on one node for jobs of several devices; give back all or none"
-                )
+                raise ConfigError(f"{labels}: Ray keeps these together; give back all or none of them")
         if new:
             kept = [device for at, device in enumerate(known) if at not in gone]
             begun, threads = self._begun.used_devices, self._begun.config.system.cpu_threads
@@ -749,9 +735,7 @@ def _prepared(before: Request, settings: Sequence[str] | None = None) -> Request
     config = before.asked or before.config
     if settings is not None:
         if not command or not given:
-            raise ConfigError(
-                "this run was not started by a command with settings, which is what a request changes"
-            )
+            raise ConfigError("no command with settings has started this run, which is what a request changes")
         config = composed(command, settings)
         given, command = tuple(settings), tuple(command_after(command, given, settings))
     request = requests.prepare(config, given, devices=before.devices)

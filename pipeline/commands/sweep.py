@@ -185,15 +185,9 @@ def conclude(folder: SweepFolder, console: Console) -> None:
 def _refuse_early_ends(config: Config) -> None:
     """Refuse what ends a trial elsewhere than the next one, so that their values do not compare."""
     if config.experiment.budget:
-        raise ConfigError(
-            "experiment.budget: trials share the store, so how far it takes each depends on which ran before; "
-            "leave it out, and limit rounds_of_training, or the trials (run_cap)"
-        )
+        raise ConfigError("experiment.budget ends trials at different places; limit rounds_of_training")
     if config.experiment.race is not None:
-        raise ConfigError(
-            "experiment.race: each trial would evaluate other prompts and chains; leave it out, and end bad "
-            "trials by early_terminate"
-        )
+        raise ConfigError("experiment.race ends trials at different places; early_terminate ends bad ones")
 
 
 def check_settings(sweep: Sweep) -> None:
@@ -208,7 +202,7 @@ def check_settings(sweep: Sweep) -> None:
     words = (sweep.program, *sweep.command)
     if not any(Path(word).name == PROGRAM and (sweep.folder / word).resolve() == program for word in words):
         return  # not a run of this very package: what its settings are is not known
-    from pipeline.commands.listeners import OBJECTIVE
+    from pipeline.commands.results import OBJECTIVE
     from pipeline.config.checks import check_config
     from pipeline.config.load import load_config
     from pipeline.learning.evaluation.metrics import metric_names

@@ -132,9 +132,11 @@ def _figures(run: LoadedRun) -> Iterator[tuple[str, Callable[[], Figure]]]:
         series = _over_rounds(methods)
         if any(len(points) > 1 for points in series.values()):
             yield f"rounds_{where}", partial(_rounds, series, heading, look)
-        if series := _against_flops(methods, compute.costs, place):
+        trained = {name: rounds for name, rounds in methods.items() if name != REFERENCE}
+        if series := _against_cost(trained, compute.costs, place, "flops"):
             yield f"flops_{where}", partial(_flops, series, heading, look, "FLOPs of training")
-        if series := _against_answers(methods, compute.costs, place):
+        last = {name: {max(rounds): rounds[max(rounds)]} for name, rounds in methods.items()}
+        if series := _against_cost(last, compute.costs, place, "answer"):
             yield f"answers_{where}", partial(_flops, series, heading, look, "FLOPs of an answer")
 
 
@@ -187,10 +189,10 @@ def _over_rounds(methods: Methods) -> Series:
     }
 
 
-def _against_flops(methods: Methods, costs: Iterable[CostRow], place: Place) -> Series:
-    """Return the result of each method after every round, against its training FLOPs so far."""
+def _against_cost(methods: Methods, costs: Iterable[CostRow], place: Place, cost: str) -> Series:
+    """Return the result of each method after every round, against its cost, as far as that is known."""
     metric = _metric(methods)
-    spent = {(cost.algo, cost.round): cost.flops for cost in costs if (cost.dataset, cost.model) == place}
+    spent = {(row.algo, row.round): getattr(row, cost) for row in costs if (row.dataset, row.model) == place}
     series = {
         name: [
             _at(flops, cell[metric])
@@ -198,21 +200,8 @@ def _against_flops(methods: Methods, costs: Iterable[CostRow], place: Place) -> 
             if (flops := spent.get((name, number))) and metric in cell
         ]
         for name, rounds in methods.items()
-        if name != REFERENCE
     }
     return {name: points for name, points in series.items() if points}
-
-
-def _against_answers(methods: Methods, costs: Iterable[CostRow], place: Place) -> Series:
-    """Return the result of each method after its last round, against the FLOPs of an answer."""
-    metric = _metric(methods)
-    spent = {(cost.algo, cost.round): cost.answer for cost in costs if (cost.dataset, cost.model) == place}
-    last = {name: max(rounds) for name, rounds in methods.items()}
-    return {
-        name: [_at(flops, methods[name][number][metric])]
-        for name, number in last.items()
-        if (flops := spent.get((name, number))) and metric in methods[name][number]
-    }
 
 
 def _at(x: float, y: PooledRow) -> Point:

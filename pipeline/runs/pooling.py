@@ -324,14 +324,11 @@ def compared_at_once(pairs: Iterable[Pair], confidence: float) -> dict[Pair, rec
     """
     known = dict[Pair, Difference]()
     for pair in pairs:
-        whole = [group.stack for group in pair if group.stack is not None]
-        metric = record.primary_metric(stack.sums for stack in whole)
-        if len(whole) < len(pair) or metric is None:
-            continue
-        grid = whole_grid(set.intersection(*(set(one.grid.cells) for one in whole)))
-        if len(grid):
-            one, other = aligned([stack.part(grid, stack.rows) for stack in whole])
-            if (found := difference_of(one, other, metric)) is not None:
+        stacks = [group.stack for group in pair if group.stack is not None]
+        metric = record.primary_metric(stack.sums for stack in stacks)
+        if len(stacks) == len(pair) and metric is not None:
+            one, other = aligned(stacks)
+            if len(one.grid) and (found := difference_of(one, other, metric)) is not None:
                 known[pair] = found
     return dict(zip(known, _corrected(known, confidence), strict=True))
 

@@ -112,10 +112,10 @@ def test_a_stopped_cloned_and_extended_run_has_the_bytes_of_the_command_that_it_
             (["add", "t", "rounds_of_training=1"], "new total"),
             (["add", "t", "algos.PITA.eta=0.1"], "would change addition/tiny/s0/PITA/r1"),
             (["add", "t", "nonsense"], "KEY=VALUE"),
-            (["add", "t", "output_dir=elsewhere"], "stay those of the run"),
+            (["add", "t", "output_dir=elsewhere"], "no other settings"),
             (["clone", "t", "PITA", "--as", "DPO"], "no algorithm has"),
             (["clone", "t", "PITA", "--as", "X", "--from-round", "2"], "before the last"),
-            (["clone", "t", "PITA", "--as", "X", "rounds_of_training=3"], "settings of its own alone"),
+            (["clone", "t", "PITA", "--as", "X", "rounds_of_training=3"], "settings of a clone are"),
         ):
             assert named in " ".join(say(*words, output=output, code=2).split())
         # Of what others leave there nothing is done, and all of it is told.

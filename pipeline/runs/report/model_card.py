@@ -155,6 +155,13 @@ _HARNESS = "[harness](https://github.com/EleutherAI/lm-evaluation-harness)"
 # -- use -------------------------------------------------------------------------------------------------------
 
 
+def _turns(card: Card, *more: tuple[str, str]) -> list[dict[str, str]]:
+    """Return the example as a conversation."""
+    system = card.usage.prompting.system_prompt
+    turns = [*([] if system is None else [("system", system)]), ("user", card.prompt), *more]
+    return [{"role": role, "content": text} for role, text in turns]
+
+
 def _generate(card: Card, *more: str) -> str:
     lines = ["import pipeline", "", f"model = pipeline.guided({HERE!r})"]
     return _block([*lines, f"print(model.generate({card.asked!r}, n=4, seed=0))", *more], "python")
@@ -207,8 +214,7 @@ def _asked(card: Card, eta: float) -> str:
     drawing, prompting = card.usage.drawing, card.usage.prompting
     asked: dict[str, Any] = {"model": SERVED}
     if prompting.chat:
-        system = [] if prompting.system_prompt is None else [("system", prompting.system_prompt)]
-        asked["messages"] = [{"role": role, "content": text} for role, text in (*system, ("user", card.prompt))]
+        asked["messages"] = _turns(card)
         if prompting.chat_template_kwargs:
             asked["chat_template_kwargs"] = prompting.chat_template_kwargs
     else:
@@ -237,11 +243,7 @@ def _as_reward(card: Card) -> Iterator[str]:
     answer = "42"
     call = f"{card.prompt!r} + {answer!r}"
     if card.usage.prompting.chat:
-        system = card.usage.prompting.system_prompt
-        head = [] if system is None else [("system", system)]
-        turns = [
-            {"role": role, "content": text} for role, text in (*head, ("user", card.prompt), ("assistant", answer))
-        ]
+        turns = _turns(card, ("assistant", answer))
         extra = "".join(f", **{kwargs!r}" for kwargs in [card.usage.prompting.chat_template_kwargs] if kwargs)
         call = f"tokenizer.apply_chat_template({turns!r}, tokenize=False{extra}), add_special_tokens=False"
     lines = [
@@ -296,11 +298,9 @@ def _with_transformers(card: Card) -> list[str]:
     drawing, prompting = card.usage.drawing, card.usage.prompting
     made = [f'inputs = tokenizer({card.prompt!r}, return_tensors="pt")']
     if prompting.chat:
-        system = [] if prompting.system_prompt is None else [("system", prompting.system_prompt)]
-        turns = [{"role": role, "content": text} for role, text in (*system, ("user", card.prompt))]
         arguments = [f"    **{kwargs!r}," for kwargs in [prompting.chat_template_kwargs] if kwargs]
         made = [
-            f"turns = {turns!r}",
+            f"turns = {_turns(card)!r}",
             "inputs = tokenizer.apply_chat_template(",
             '    turns, add_generation_prompt=True, return_dict=True, return_tensors="pt",',
             *arguments,

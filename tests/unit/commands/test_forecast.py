@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.forecast import LEAST_RUNS, Forecast, begun_within, compared, forecast, tell_time
-from pipeline.commands.measure import extended, small_version
+from pipeline.commands.forecast import (
+    LEAST_RUNS,
+    Forecast,
+    begun_within,
+    compared,
+    extended,
+    forecast,
+    small_version,
+    tell_time,
+)
 from pipeline.commands.request import Request, look_up, prepare
 from pipeline.commands.run import run_experiment
 from pipeline.config.schema import DryRun
@@ -53,7 +61,7 @@ def kinds_of(request: Request) -> set[str]:
 
 def test_nothing_is_told_before_such_jobs_were_timed(tmp_path: Path) -> None:
     found = told(asked(tmp_path, *CPU))
-    assert (found.timed, found.interval_s()) == ((), None)
+    assert (found.timed, found.range()) == ((), None)
     assert not any(figure.isdigit() for figure in str(found))
 
 
@@ -72,10 +80,10 @@ def test_the_range_is_that_of_earlier_predictions_once_there_are_enough(tmp_path
     request = asked(tmp_path, *CPU)
     record(request, 100.0)
     for number in range(LEAST_RUNS):
-        assert told(request).interval_s() is None
+        assert told(request).range() is None
         add_forecast(request.store.root, 100.0, 100.0 + 50.0 * number)
     found = told(asked(tmp_path, *CPU))
-    low, high = found.interval_s() or (0.0, 0.0)
+    low, high = (found.seconds * ratio for ratio in found.range() or (0.0, 0.0))
     assert (low / found.seconds, high / found.seconds) == (pytest.approx(1.1), pytest.approx(1.9))
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from pipeline import cli
 from pipeline.commands import multirun, run
-from pipeline.commands.listeners import OBJECTIVE, is_judged, values_of
 from pipeline.commands.multirun import for_hydra, read_flags, refuse_repeats
+from pipeline.commands.results import OBJECTIVE, is_judged, values_of
 from pipeline.commands.start import WRONG_REQUEST
 from pipeline.config.checks import check_config
 from pipeline.config.schema import Config, DeviceChoice, DistributedConfig

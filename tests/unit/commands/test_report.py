@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.commands import listeners, report, results
+from pipeline.commands import report, results
 from pipeline.commands.report import runs_named
 from pipeline.config.schema import Tracker, TrackingConfig
 from pipeline.engine.scheduler.signals import StopSignals
@@ -229,11 +229,11 @@ def test_trackers_are_heard_meanwhile_waited_for_and_ended(noted: list[Noted], r
     out = io.StringIO()
     with StopSignals() as signals:
         for tracking in (TrackingConfig(), ASKED):
-            with listeners.tracked(run.folder, tracking, Console(file=out), signals) as hear:
+            with results.tracked(run.folder, tracking, Console(file=out), signals) as hear:
                 hear()
-        with listeners.tracked(run.folder, ASKED, Console(file=out), signals):
+        with results.tracked(run.folder, ASKED, Console(file=out), signals):
             signals.received = "SIGINT"
-        with pytest.raises(OSError), listeners.tracked(run.folder, ASKED, Console(file=out), StopSignals()):
+        with pytest.raises(OSError), results.tracked(run.folder, ASKED, Console(file=out), StopSignals()):
             raise OSError
     # One that asks for none starts nothing; after an interrupt or a fault nobody waits.
     assert [each.asked for each in noted] == [["look", "finish 7", "end"], ["end"], ["end"]]
@@ -245,7 +245,7 @@ def test_a_tracker_that_is_not_installed_costs_a_warning_that_says_how(
 ) -> None:
     monkeypatch.setattr(TRACKERS["wandb"], "package", "no_such_package")
     out = io.StringIO()
-    with StopSignals() as signals, listeners.tracked(run.folder, ASKED, Console(file=out, width=1000), signals):
+    with StopSignals() as signals, results.tracked(run.folder, ASKED, Console(file=out, width=1000), signals):
         pass
     [line] = out.getvalue().splitlines()
     assert line.startswith("warning: tracking: wandb: it is not installed: pip install ")
