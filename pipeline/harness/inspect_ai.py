@@ -43,12 +43,8 @@ _OPTIONS = {
     "seed": "seed",
 }
 _OF_INSPECT = {
-    "max_retries",
-    "max_connections",
-    "adaptive_connections",
-    "system_message",
-    "max_tool_output",
-    "cache",
+    *("max_retries", "max_connections", "adaptive_connections"),
+    *("system_message", "max_tool_output", "cache"),
 }
 """Settings that inspect_ai carries out itself."""
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.errors import WorkerError
+from pipeline.files import open_plain
 from pipeline.machine import descendants
 from pipeline.machine.descendants import Process
 from pipeline.terminal.streams import without_colours
@@ -299,18 +300,23 @@ def end(children: Collection[Child], grace_s: float = 0.0) -> set[Process]:
 # The end of a log, for a message about the process that wrote it.
 
 
-_BYTES = 4000
+_BYTES = 8000
 _LINES = 15
 
 
-def tail(log: Path) -> str:
-    """Return the log's last lines, indented and without control characters; "" if there are none.
+def last_lines(log: Path) -> list[str]:
+    """Return the lines at the end of a log without control characters; none if it cannot be read.
 
     Args:
         log: A file of any size, in which a process may have written anything.
     """
-    lines: list[str] = []
-    with suppress(OSError), log.open("rb") as file:
+    with suppress(OSError), open_plain(log) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _BYTES))
-        lines = file.read(_BYTES).decode(errors="replace").strip().splitlines()[-_LINES:]
-    return "".join(f"\n    {without_colours(line)}" for line in lines)
+        lines = file.read(_BYTES).decode(errors="replace").strip().splitlines()
+        return [without_colours(line) for line in lines]
+    return []
+
+
+def tail(log: Path) -> str:
+    """Return a log's last lines, indented; "" if there are none."""
+    return "".join(f"\n    {line}" for line in last_lines(log)[-_LINES:])

@@ -14,7 +14,7 @@ empty has no job, but the keys of its readers include its key all the same.
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from sys import intern
 from typing import Any
 
@@ -182,7 +182,8 @@ def build_plan(
     check_chains(config)
     source_hash.cache_clear()  # in a notebook files may have been edited since the last plan
     contents = JobContents(config, sources or {}, models or {}, plain_attention)
-    builder = _Builder(config, durations or Durations(), contents, weights or {}, gpu, rows, racing or {})
+    known_rows = rows or (lambda _name, _key: {})
+    builder = _Builder(config, durations or Durations(), contents, weights or {}, gpu, known_rows, racing or {})
     for chain in chains(config):
         if chain.algo == REFERENCE:
             builder.add_reference(chain)
@@ -219,42 +220,35 @@ def _needed_of_references(
     return needed
 
 
+@dataclass
 class _Builder:
     """Collects jobs; a result that several chains need is planned once, under the name of the first."""
 
-    def __init__(
-        self,
-        config: Config,
-        durations: Durations,
-        contents: JobContents,
-        weights: Mapping[str, int],
-        gpu: str | None,
-        rows: Callable[[str, str], Mapping[str, int]] | None,
-        racing: Mapping[str, int],
-    ) -> None:
-        self.config = config
-        self.durations = durations
-        self._contents = contents
-        datasets = {name: load_dataset(section) for name, section in config.datasets.items()}
+    config: Config
+    durations: Durations
+    contents: JobContents
+    weights: Mapping[str, int]
+    gpu: str | None
+    rows_of: Callable[[str, str], Mapping[str, int]]
+    racing: Mapping[str, int]
+    jobs: dict[str, Job] = field(default_factory=dict)
+    edges: list[tuple[str, str]] = field(default_factory=list)
+    looks: set[str] = field(default_factory=set)
+    _empty: set[str] = field(default_factory=set)
+    _rows: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    _keys: ResultKeys = field(default_factory=ResultKeys)
+    _by_key: dict[str, str] = field(default_factory=dict)
+    _outputs: dict[tuple[str, str, str, int | None, int, int, str], list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        datasets = {name: load_dataset(section) for name, section in self.config.datasets.items()}
         self._prepared = {name: dataset.prepared for name, dataset in datasets.items()}
-        self._weights = weights
         self._scales = {
-            (name, model): scale_of(config, dataset, weights.get(model, 0), gpu)
+            (name, model): scale_of(self.config, dataset, self.weights.get(model, 0), self.gpu)
             for name, dataset in datasets.items()
-            for model in config.models
+            for model in self.config.models
         }
-        self._tests = config.evaluation.on
-        self._racing = racing
-        self._needed = _needed_of_references(config, racing)
-        self._counted = rows or (lambda _name, _key: {})
-        self._rows: dict[str, Mapping[str, int]] = {}
-        self.jobs: dict[str, Job] = {}
-        self.edges: list[tuple[str, str]] = []
-        self.looks: set[str] = set()
-        self._empty: set[str] = set()
-        self._keys = ResultKeys()
-        self._by_key: dict[str, str] = {}
-        self._outputs: dict[tuple[str, str, str, int | None, int, int, str], list[str]] = {}
+        self._needed = _needed_of_references(self.config, self.racing)
 
     def add_reference(self, chain: Chain) -> None:
         """Plan the reference of a chain, and the preparation of a dataset that is read."""
@@ -273,7 +267,7 @@ class _Builder:
 
     def add_round(self, chain: Chain, number: int, stages: Iterable[Stage]) -> None:
         """Plan a round of a chain, with its evaluation on every test set."""
-        evaluates = self.config.evaluation.on_own or chain.dataset in self._tests
+        evaluates = self.config.evaluation.on_own or chain.dataset in self.config.evaluation.on
         for stage in stages:
             if (evaluates or stage.name not in (EVALUATE, METRICS.name)) and not self._waits(chain, number, stage):
                 self.add_stage(chain, number, stage)
@@ -289,11 +283,11 @@ class _Builder:
         """Return whether a stage waits for what a race decides."""
         if chain.algo == REFERENCE:  # its metrics wait for the last chain
             place = chain.name.rpartition("/")[0]
-            return stage.name == METRICS.name and any(name.rpartition("/")[0] == place for name in self._racing)
-        undecided = self._racing.get(chain.name, math.inf)
+            return stage.name == METRICS.name and any(name.rpartition("/")[0] == place for name in self.racing)
+        undecided = self.racing.get(chain.name, math.inf)
         named = len(self.config.experiment.looks.get(chain.name, ()))
         return (stage.name == METRICS.name and number >= undecided) or (
-            stage.name == EVALUATE and chain.name in self._racing and number > named
+            stage.name == EVALUATE and chain.name in self.racing and number > named
         )
 
     def share_rounds(self, chain: Chain) -> int:
@@ -318,7 +312,7 @@ class _Builder:
         return last
 
     def _others(self, chain: Chain) -> list[str]:
-        return [name for name in self._tests if name != chain.dataset]
+        return [name for name in self.config.evaluation.on if name != chain.dataset]
 
     def _prepare(self, preparation: Chain) -> None:
         """Plan the reading of a dataset, unless it makes its rows, and reckon with its rows from here on."""
@@ -348,7 +342,7 @@ class _Builder:
             return
         address = (PREPARING, name, chain.model, chain.reference, chain.seed, 0, registry.PREPARE.name)
         key = "".join(self.jobs[prepared].key for prepared in self._outputs.get(address, ()))
-        self._rows[name] = self._counted(name, key)
+        self._rows[name] = self.rows_of(name, key)
         if train := self._rows[name].get("train"):
             for at in [at for at in self._scales if at[0] == name]:
                 self._scales[at] = replace(self._scales[at], prompts=min(train, self._scales[at].prompts))
@@ -380,7 +374,7 @@ class _Builder:
             )
             for shard, rows, part in self._shards(chain, number, stage)
         ]
-        if stage.name == EVALUATE and chain.on is None and self._racing.get(chain.name) == number:
+        if stage.name == EVALUATE and chain.on is None and self.racing.get(chain.name) == number:
             self.looks |= {*self._outputs[address]}
 
     def _prepared_inputs(self, chain: Chain, stage: Stage) -> dict[str, list[str]]:
@@ -468,7 +462,7 @@ class _Builder:
         part: EvaluationPart | None,
     ) -> str:
         inputs = {name: tuple(self.jobs[job_id].key for job_id in ids) for name, ids in read.items()}
-        made_of = self._contents.of(chain, number, stage, rows, part)
+        made_of = self.contents.of(chain, number, stage, rows, part)
         covered = {name: value for name, value in made_of.determined_by.items() if name != "config"}
         key = self._keys.key({**covered, "inputs": inputs}, made_of.determined_by["config"])
         if key in self._by_key:
@@ -521,7 +515,7 @@ class _Builder:
         scale = self._scales[chain.data, chain.model]
         if chain.algo == REFERENCE and stage.scales:
             return guess_reference(stage, scale, self.config.models[chain.model], made_of.shared.devices)
-        if weights := self._weights.get(f"algos.{chain.algo}"):  # of a checkpoint
+        if weights := self.weights.get(f"algos.{chain.algo}"):  # of a checkpoint
             scale = replace(scale, weights=weights)
         algo = None if chain.algo in (REFERENCE, PREPARING) else chain.config
         aggregated = getattr(chain.config, "aggregate", True) and any(

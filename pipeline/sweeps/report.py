@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import time
 import warnings
@@ -25,6 +24,7 @@ from pipeline.engine.journal import whole_lines
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_plain
+from pipeline.machine.children import last_lines
 from pipeline.runs.compare import headings_of
 from pipeline.runs.record import csv_text
 from pipeline.runs.report.format import LOOKS, command, count, duration, short, shown_path
@@ -37,7 +37,7 @@ from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial
 from pipeline.terminal import columns as tables
 from pipeline.terminal.columns import Column, FittedTable, Told, shorten, told_table, whole_words
 from pipeline.terminal.console import in_place, say, say_styled
-from pipeline.terminal.streams import on_one_line, printable, without_colours
+from pipeline.terminal.streams import on_one_line, printable
 
 STYLES = {
     **dict.fromkeys(("done", "finished"), "green"),
@@ -346,12 +346,7 @@ def log_tail(sweep: Record, trial: Trial, lines: int) -> str:
     W&B's client says at the end of each program where its files are: such lines count only where there are no
     others.
     """
-    try:
-        with open_plain(sweep.folder.trial(trial.number).log(trial.attempts)) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 8000))
-            printed = without_colours(file.read(8000).decode("utf-8", "replace")).strip().split("\n")
-    except OSError:
-        return ""
+    printed = last_lines(sweep.folder.trial(trial.number).log(trial.attempts))
     own = [number for number, line in enumerate(printed, 1) if not line.startswith("wandb:")]
     return "\n".join(printed[: max(own, default=None)][-lines:])
 

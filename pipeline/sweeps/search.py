@@ -8,7 +8,7 @@ that run at once are chosen apart.
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.sweeps.file import Hyperband, Metric, Sweep
@@ -32,13 +32,9 @@ def ask(sweep: Sweep, trials: Sequence[Trial]) -> Trial | None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        samplers: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
-            "random": lambda: optuna.samplers.RandomSampler(seed=seed),
-            "bayes": lambda: optuna.samplers.TPESampler(
-                multivariate=True, group=True, constant_liar=True, seed=seed
-            ),
-        }
-        sampler = samplers[sweep.method]()
+        sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
+        if sweep.method == "bayes":
+            sampler = optuna.samplers.TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed)
         study = optuna.create_study(sampler=sampler, direction=metric.goal)
         for trial in trials if sweep.method == "bayes" else ():
             value = told_value(trial, trials, metric)
