@@ -129,8 +129,7 @@ def number(
 
 def memory_mb() -> Any:
     """Declare a field of memory set by the user, in MiB."""
-    hint = ", or null to go by what is measured"
-    return number(None, at_least=1, at_most=100_000_000, hint=hint, affects_result=False)
+    return hint(None, at_least=1, at_most=100_000_000, hint=", or null to go by what is measured")
 
 
 def file_or_folder(default: str | None, *, affects_result: bool = True, keyed: str = "") -> Any:
@@ -179,14 +178,15 @@ def option(default: Any, **limits: Any) -> Any:
     return _field(default, True, {UNLESS_DEFAULT: True, **({RANGE: Range(**limits)} if limits else {})})
 
 
-def hint(default: Any, keyed: str = "") -> Any:
+def hint(default: Any, keyed: str = "", **limits: Any) -> Any:
     """Declare a field that cannot change a result; `plan.graph` leaves it out of keys.
 
     Args:
         default: Its default.
         keyed: As for `number`, for a field that can.
+        limits: For numbers, their `Range`.
     """
-    return _field(default, False, {KEYED: keyed})
+    return _field(default, False, {KEYED: keyed, **({RANGE: Range(**limits)} if limits else {})})
 
 
 def _field(default: Any, affects_result: bool, declared: dict[str, Any]) -> Any:
@@ -241,7 +241,7 @@ class AlgoConfig(Settings):
     """Dotted path of a class of your own; null for the shipped algorithms."""
     batch_size: int = number(128, at_least=1, at_most=1_000_000)
     """Sequences per optimizer step; with PITA both completions of a pair count."""
-    num_workers: int = number(0, at_least=0, at_most=4096, affects_result=False)
+    num_workers: int = hint(0, at_least=0, at_most=4096)
     """Accepted without effect, for configurations that ask for data loading processes: training data are in memory
     as token ids, and slicing a batch takes less than a millisecond."""
     memory_mb: int | None = memory_mb()
@@ -314,9 +314,9 @@ class GradingConfig:
     isolated: bool = True
     """Call reward functions in separate processes, so that one that hangs or crashes loses only the scores of one
     call. False calls them in the worker, without a time limit."""
-    processes: int = number(2, at_least=1, at_most=4096, affects_result=False)
+    processes: int = hint(2, at_least=1, at_most=4096)
     """Grading processes per worker, started when a reward needs them."""
-    start_timeout_s: float = number(120.0, above=0, at_most=LONGEST_S, affects_result=False)
+    start_timeout_s: float = hint(120.0, above=0, at_most=LONGEST_S)
     """Seconds for a grading process to start and import a reward."""
 
 
@@ -452,22 +452,22 @@ class ModelConfig(Settings):
 class RetryConfig:
     """Attempts per job, counted separately for each kind of failure. A bug in the job's code is never retried."""
 
-    worker_lost: int = number(3, at_least=1, at_most=1_000_000, affects_result=False)
+    worker_lost: int = hint(3, at_least=1, at_most=1_000_000)
     """Attempts if its worker died. A job that has ended this many workers is given up as the likely cause."""
-    hang: int = number(2, at_least=1, at_most=1_000_000, affects_result=False)
+    hang: int = hint(2, at_least=1, at_most=1_000_000)
     """Attempts if its worker was killed because it sent no heartbeat, made no progress or took too long."""
-    out_of_memory: int = number(2, at_least=1, at_most=1_000_000, affects_result=False)
+    out_of_memory: int = hint(2, at_least=1, at_most=1_000_000)
     """Attempts if it ran out of memory even with the smallest batches; each retry gets a new process."""
-    device: int = number(3, at_least=1, at_most=1_000_000, affects_result=False)
+    device: int = hint(3, at_least=1, at_most=1_000_000)
     """Attempts if its device reported an error after which a process cannot continue; each retry gets a new
     process."""
-    transient: int = number(5, at_least=1, at_most=1_000_000, affects_result=False)
+    transient: int = hint(5, at_least=1, at_most=1_000_000)
     """Attempts if a connection or a file system failed temporarily."""
-    wait_s: float = number(1.0, at_least=0, at_most=LONGEST_S, affects_result=False)
+    wait_s: float = hint(1.0, at_least=0, at_most=LONGEST_S)
     """Seconds before the first retry after a temporary failure; doubles each time."""
-    max_wait_s: float = number(60.0, at_least=0, at_most=LONGEST_S, affects_result=False)
+    max_wait_s: float = hint(60.0, at_least=0, at_most=LONGEST_S)
     """Longest wait in seconds that doubling may reach."""
-    device_failures: int = number(3, at_least=1, at_most=1_000_000, affects_result=False)
+    device_failures: int = hint(3, at_least=1, at_most=1_000_000)
     """Number of different jobs in a row that a device must fail to get no more jobs; the last device is always
     kept."""
 
@@ -487,7 +487,7 @@ class RayConfig:
     address: str = hint(AUTO)
     """`auto` joins the cluster that this machine is a node of, `host:port` and `ray://host:port` another one. Ray
     looks up its token as usual."""
-    resources: dict[str, float] = number({}, at_least=0, at_most=1e15, affects_result=False)
+    resources: dict[str, float] = hint({}, at_least=0, at_most=1e15)
     """Resources of each worker by Ray's names; {} for one GPU, or as many CPUs as it has threads."""
     runtime_env: dict[str, Any] = hint({})
     """Ray's runtime environment of the workers, as `{pip: [...], env_vars: {...}}`."""
@@ -525,9 +525,9 @@ class TrackingConfig:
     """Owner of the project on wandb; null takes the account that is logged in."""
     mode: TrackingMode = hint(TrackingMode.offline)
     """Whether wandb may use the network; the other trackers never do."""
-    samples: int = number(8, at_least=0, at_most=1000, affects_result=False)
+    samples: int = hint(8, at_least=0, at_most=1000)
     """Rows added to the table of samples for each round of a chain; 0 adds none."""
-    finish_timeout_s: float = number(30.0, at_least=0, at_most=LONGEST_S, affects_result=False)
+    finish_timeout_s: float = hint(30.0, at_least=0, at_most=LONGEST_S)
     """Seconds to wait at the end of a run for trackers to finish; `python -m pipeline track NAME`, or the next run
     of the experiment, sends them the rest."""
 
@@ -582,16 +582,16 @@ class EvaluationConfig:
     """Result that judges a run as a trial of a sweep: an algorithm, a chain as `dataset/model/s0/ALGO`, or a
     pattern with `*`; the mean of several chains. Test sets of `on` and checkpoints of `also` count only where it
     names them, as `gsm8k@math500/*`. Null judges by all."""
-    matched_kl: list[float] = number([], above=0, at_most=1e6, affects_result=False)
+    matched_kl: list[float] = hint([], above=0, at_most=1e6)
     """KL per sequence, in nats, at which fronts are compared; empty takes values in the range that all of them
     cover."""
-    budgets: list[float] = number([], above=0, at_most=1e36, affects_result=False)
+    budgets: list[float] = hint([], above=0, at_most=1e36)
     """Training budgets in FLOPs at which methods are compared, each after its last round within the budget; empty
     for none."""
     reward_batch_size: int = number(256, at_least=1, at_most=1_000_000)
     """Most completions per call of a reward: those of as many whole prompts as fit, and at least one prompt.
     Results of a reward that compares completions depend on it."""
-    grown_from: list[list[int]] = number([], at_least=1, at_most=1_000_000_000, affects_result=False)
+    grown_from: list[list[int]] = hint([], at_least=1, at_most=1_000_000_000)
     """Prompts and completions per prompt that the evaluation had before it was extended, as `[[500, 2]]`: these
     are kept, and only the missing ones are drawn. `pipeline evaluate NAME --samples 16` sets it."""
     sample_prompts: int = number(8, at_least=0, at_most=1_000_000)
@@ -763,22 +763,18 @@ class RaceConfig(Settings):
 
     metric: str = hint("pass@1")
     """What is compared: pass@k or maj@k."""
-    alpha: float = number(0.05, above=0, below=1, affects_result=False)
+    alpha: float = hint(0.05, above=0, below=1)
     """Probability that anything is false that the race says of the policies of one dataset, model, reference and
     seed, in all rounds together."""
     until: Until = hint(Until.separated)
-    look: int | None = number(
-        None, at_least=1, at_most=1_000_000_000, hint=", or null for execution.shard_size", affects_result=False
-    )
+    look: int | None = hint(None, at_least=1, at_most=1_000_000_000, hint=", or null for execution.shard_size")
     """Prompts of each policy between two looks at the results, in whole shards."""
-    added: dict[str, int] = number({}, at_least=1, at_most=1_000_000_000, affects_result=False)
+    added: dict[str, int] = hint({}, at_least=1, at_most=1_000_000_000)
     """Algorithm that was added later -> prompts that were seen before, of which no claim on it is made; `pipeline
     add` and `clone` set it."""
-    rounds: int | None = number(
-        None, at_least=1, at_most=1_000_000, hint=", or null for rounds_of_training", affects_result=False
-    )
+    rounds: int | None = hint(None, at_least=1, at_most=1_000_000, hint=", or null for rounds_of_training")
     """Rounds that the race began with, if more were added; `pipeline add` sets it."""
-    seen: int = number(0, at_least=0, at_most=1_000_000_000, affects_result=False)
+    seen: int = hint(0, at_least=0, at_most=1_000_000_000)
     """Prompts that were seen of chains which left the race since; `pipeline stop` sets it."""
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
@@ -815,11 +811,9 @@ class RaceConfig(Settings):
 class BudgetConfig:
     """What one command may spend on jobs; the limit that is reached first counts."""
 
-    device_hours: float | None = number(
-        None, above=0, at_most=1e9, hint=", or null for no limit", affects_result=False
-    )
+    device_hours: float | None = hint(None, above=0, at_most=1e9, hint=", or null for no limit")
     """Hours in jobs, summed over the devices of each job; lost attempts count too."""
-    flops: float | None = number(None, above=0, at_most=1e36, hint=", or null for no limit", affects_result=False)
+    flops: float | None = hint(None, above=0, at_most=1e36, hint=", or null for no limit")
     """FLOPs of finished jobs, as far as they count them."""
 
     def __bool__(self) -> bool:
@@ -835,10 +829,10 @@ class ExperimentConfig:
     """Name of the experiment's folder under `output_dir`: letters, digits, '.', '_' and '-'."""
     seeds: list[int] = number([0], at_least=0, at_most=LARGEST_SEED)
     """One chain runs for each algorithm, dataset, model and seed."""
-    last_rounds: dict[str, int] = number({}, at_least=0, at_most=1_000_000, affects_result=False)
+    last_rounds: dict[str, int] = hint({}, at_least=0, at_most=1_000_000)
     """Chain, or algorithm, that ends before `rounds_of_training` -> its last round, as
     `{DPO: 1, addition/tiny/s0/PITA: 2}`; `pipeline stop` sets it."""
-    looks: dict[str, list[int]] = number({}, at_least=1, at_most=1_000_000_000, affects_result=False)
+    looks: dict[str, list[int]] = hint({}, at_least=1, at_most=1_000_000_000)
     """Chain, or algorithm, that is evaluated on fewer prompts than `evaluation.num_prompts` -> the number in each
     round, the first prompts of its own dataset; all of them in rounds that are not named. A race sets it."""
     race: RaceConfig | None = hint(None)
@@ -862,7 +856,7 @@ class SystemConfig:
     """Threads of a CPU worker. Part of every key, since the order of float additions depends on it."""
     portable: bool = False
     """Compute the same bytes on every x86-64 processor with AVX2, see docs/arithmetic.md; no effect on GPUs."""
-    clear_cache_interval: int = number(0, at_least=0, at_most=1_000_000_000, affects_result=False)
+    clear_cache_interval: int = hint(0, at_least=0, at_most=1_000_000_000)
     """Training steps between calls of `torch.cuda.empty_cache`; 0 never calls it."""
 
 
@@ -896,7 +890,7 @@ class TrainingConfig:
     warmup_steps: int = number(20, at_least=0, at_most=1_000_000_000)
     """Optimizer steps over which the rate rises to its peak; they count among the steps of `schedule`."""
     schedule: Schedule = Schedule.cosine_from_start
-    gpus_per_job: int = number(1, at_least=1, at_most=1024, affects_result=False, keyed=SEVERAL)
+    gpus_per_job: int = hint(1, at_least=1, at_most=1024, keyed=SEVERAL)
     """Devices that share one training, each with its own micro-batches; the batch of a step is unchanged. If it is
     more than 1, it is part of a training's key with the strategy, as the order of float sums differs."""
     memory_mb: int | None = memory_mb()
@@ -904,9 +898,9 @@ class TrainingConfig:
     strategy: Strategy = hint(Strategy.auto, keyed=TOGETHER)
     """How GPUs share one training; `auto` takes `distributed.strategy`; if that is `auto` too, the simplest
     strategy that fits according to the memory model, see `python -m pipeline gpus fit`."""
-    checkpoint_every_steps: int = number(0, at_least=0, at_most=1_000_000_000, affects_result=False)
+    checkpoint_every_steps: int = hint(0, at_least=0, at_most=1_000_000_000)
     """Steps between checkpoints of a training; 0 disables this limit."""
-    checkpoint_every_minutes: float = number(5.0, at_least=0, at_most=1e9, affects_result=False)
+    checkpoint_every_minutes: float = hint(5.0, at_least=0, at_most=1e9)
     """Minutes between checkpoints; 0 disables this limit. The limit that is reached first counts."""
 
 
@@ -937,7 +931,7 @@ class GenerationConfig:
     cuda_graphs: bool = option(True)
     """On a GPU, record each decoding step as a CUDA graph and replay it, which is three times as fast as launching
     thousands of operations each time, see docs/gpus.md. False gives other texts where rounding decides."""
-    gpus_per_job: int = number(1, at_least=1, at_most=1024, affects_result=False, keyed=SEVERAL)
+    gpus_per_job: int = hint(1, at_least=1, at_most=1024, keyed=SEVERAL)
     """Devices that share a policy that does not fit on one, each with a part of every layer (tensor parallel,
     docs/gpus.md). If it is more than 1, it is part of the keys of what is drawn, as the order of float sums
     differs."""
@@ -968,14 +962,10 @@ class ExecutionConfig:
     """How the plan is carried out. Only `shard_size` can change results."""
 
     backend: Backend = hint(Backend.local)
-    workers: int | None = number(
-        None, at_least=1, at_most=4096, hint=", or null to take what the machine has", affects_result=False
-    )
+    workers: int | None = hint(None, at_least=1, at_most=4096, hint=", or null to take what the machine has")
     """Number of worker processes; null means one per GPU, or without GPUs one per `system.cpu_threads`
     cores."""
-    jobs_per_device: int | str = number(
-        1, at_least=1, at_most=64, words=(AUTO,), hint=JOBS_PER_DEVICE, affects_result=False
-    )
+    jobs_per_device: int | str = hint(1, at_least=1, at_most=64, words=(AUTO,), hint=JOBS_PER_DEVICE)
     """Jobs that a GPU runs at once: a number, or `auto` to run the first job of each kind alone, measure its
     memory, and then run as many on a GPU as fit. A job of known memory never starts where it would not fit."""
     shard_size: int = number(1000, at_least=1, at_most=1_000_000_000)
@@ -997,25 +987,21 @@ class ExecutionConfig:
     evaluation on `evaluation.split`, or none (`results`). Other weights are removed as soon as no remaining job
     and no other run reads them. Results and all other files stay, and nothing is computed again because of it. A
     later job that needs removed weights makes them again, with the same bytes. References are never removed."""
-    heartbeat_s: float = number(5.0, at_least=0.001, at_most=LONGEST_S, affects_result=False)
+    heartbeat_s: float = hint(5.0, at_least=0.001, at_most=LONGEST_S)
     """Seconds between a worker's heartbeats."""
-    heartbeat_timeout_s: float = number(120.0, above=0, at_most=LONGEST_S, affects_result=False)
+    heartbeat_timeout_s: float = hint(120.0, above=0, at_most=LONGEST_S)
     """Seconds without a heartbeat after which a worker that runs a job is killed."""
-    progress_timeout_s: float | None = number(
-        3600.0, above=0, at_most=LONGEST_S, hint=", or null to wait for ever", affects_result=False
-    )
+    progress_timeout_s: float | None = hint(3600.0, above=0, at_most=LONGEST_S, hint=", or null to wait for ever")
     """Seconds without progress, loading included, after which a job is stopped; null sets no limit."""
-    job_timeout_s: float | None = number(
-        None, above=0, at_most=LONGEST_S, hint=", or null for no limit", affects_result=False
-    )
+    job_timeout_s: float | None = hint(None, above=0, at_most=LONGEST_S, hint=", or null for no limit")
     """Most seconds of an attempt; null sets no limit."""
     wait_for_devices: bool = hint(False)
     """Wait for GPUs that another run holds, instead of refusing the request."""
-    start_timeout_s: float = number(60.0, above=0, at_most=LONGEST_S, affects_result=False)
+    start_timeout_s: float = hint(60.0, above=0, at_most=LONGEST_S)
     """Most seconds until a new worker reports that it is ready."""
-    stop_grace_s: float = number(10.0, at_least=0, at_most=LONGEST_S, affects_result=False)
+    stop_grace_s: float = hint(10.0, at_least=0, at_most=LONGEST_S)
     """Seconds for running jobs to finish, or to save a checkpoint, when the run is interrupted."""
-    models_in_memory: int = number(4, at_least=1, at_most=1_000_000, affects_result=False)
+    models_in_memory: int = hint(4, at_least=1, at_most=1_000_000)
     """Number of models that a worker keeps loaded between jobs."""
     retry: RetryConfig = field(default_factory=RetryConfig)
     ray: RayConfig = field(default_factory=RayConfig)
@@ -1025,20 +1011,16 @@ class ExecutionConfig:
 class DistributedConfig:
     """Which GPUs a run uses, and how several share one training."""
 
-    num_gpus: int | None = number(
-        None, at_least=1, at_most=1024, hint=", or null to take every one", affects_result=False, keyed=ENABLED
-    )
+    num_gpus: int | None = hint(None, at_least=1, at_most=1024, hint=", or null to take every one", keyed=ENABLED)
     """Number of GPUs, the idlest first; null takes every visible one, or all of `gpu_ids`."""
-    gpu_ids: list[int] | None = number(None, at_least=0, at_most=1023, affects_result=False, keyed=ENABLED)
+    gpu_ids: list[int] | None = hint(None, at_least=0, at_most=1023, keyed=ENABLED)
     """Exactly these GPUs: positions in CUDA_VISIBLE_DEVICES, or in the list of all GPUs if that is not set."""
-    gpu_list: list[int] | None = number(None, at_least=0, at_most=1023, affects_result=False, keyed=ENABLED)
+    gpu_list: list[int] | None = hint(None, at_least=0, at_most=1023, keyed=ENABLED)
     """Another name of `gpu_ids`: `distributed.gpu_list=0,1,2,3`."""
     planned_gpu: str | None = hint(None)
     """GPU of a profile, as `A100 80GB`: `dry_run=true` plans for `num_gpus` of them if this machine has too few,
     by times recorded on GPUs whose names have these words. Has no other effect."""
-    planned_gpu_gib: float | None = number(
-        None, at_least=1, at_most=100_000, hint=", or null", affects_result=False
-    )
+    planned_gpu_gib: float | None = hint(None, at_least=1, at_most=100_000, hint=", or null")
     """Memory of such a GPU in GiB."""
     enabled: bool = False
     """Let one training use all GPUs of `num_gpus` or `gpu_ids`. False gives each training `training.gpus_per_job`
@@ -1047,9 +1029,7 @@ class DistributedConfig:
     fsdp_sharding_strategy: Sharding = Sharding.full_shard
     fsdp_cpu_offload: bool = False
     """Keep sharded tensors in CPU memory, and on the GPU only those in use."""
-    master_port: int | None = number(
-        None, at_least=1024, at_most=65_535, hint=", or null to find a free one", affects_result=False
-    )
+    master_port: int | None = hint(None, at_least=1024, at_most=65_535, hint=", or null to find a free one")
     """TCP port where the processes of one training meet; null finds a free one, so that runs never collide."""
 
     @property
