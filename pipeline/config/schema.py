@@ -59,8 +59,8 @@ class Range:
         below: Exclusive upper bound, if there is no largest.
         infinite: Whether infinity is accepted too, regardless of the largest.
         words: Texts accepted instead of a number.
-        hint: Text after the range: what else to write, or what a number means.
-        advice: Advice in the message for a number out of range.
+        hint: Text after the range, such as ", or null to take what the machine has".
+        advice: Advice in the message for a number out of range, as a sentence without its full stop.
     """
 
     at_least: float | None = None
@@ -90,41 +90,21 @@ class Range:
         return (bounds or "a finite number") + (", or inf" if self.infinite else "") + self.hint
 
 
-def number(
-    default: Any,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    infinite: bool = False,
-    words: Sequence[str] = (),
-    hint: str = "",
-    advice: str = "",
-    affects_result: bool = True,
-    keyed: str = "",
-) -> Any:
+def number(default: Any, *, affects_result: bool = True, keyed: str = "", **limits: Any) -> Any:
     """Declare a field of numbers with a range: a number, one or null, a list of numbers, or a table of them.
 
     Numbers out of range, nan and infinity are refused before anything starts.
 
     Args:
         default: Its default; each instance gets a copy of a list or table.
-        at_least: The smallest number.
-        above: Exclusive lower bound, if there is no smallest.
-        at_most: The largest number.
-        below: Exclusive upper bound, if there is no largest.
-        infinite: Whether to accept infinity too.
-        words: Texts accepted instead of a number, for a field of type ``int | str``.
-        hint: Text after the range, such as ", or null to take what the machine has".
-        advice: Advice in the message for a number out of range, as a sentence without its full stop.
         affects_result: False if the field changes how fast or where work is done, but not its result; it is then
             left out of the keys of results.
         keyed: For a field that is left out: what the plan puts into keys all the same, to follow "results depend
             on it", such as "where it is more than 1".
+        limits: Fields of `Range`: ``at_least``, ``above``, ``at_most``, ``below``, ``infinite``, ``words`` (texts
+            accepted instead of a number, for a field of type ``int | str``), ``hint`` and ``advice``.
     """
-    allowed = Range(at_least, above, at_most, below, infinite, words, hint, advice)
-    return _field(default, affects_result, {RANGE: allowed, KEYED: keyed})
+    return _field(default, affects_result, {RANGE: Range(**limits), KEYED: keyed})
 
 
 def memory_mb() -> Any:
