@@ -20,7 +20,7 @@ from pipeline.config import tables
 from pipeline.config.plain import value_problems
 from pipeline.config.schema import DatasetConfig, EvaluationConfig, StageConfig
 from pipeline.engine.store.store import Store
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, StoreError
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.algos import parts
 from pipeline.learning.algos.base import REFERENCE, JobContext
@@ -91,6 +91,7 @@ def recompute(bundle: Bundle, folder: Path) -> Recomputed:
 
     Raises:
         BundleError: A part of the bundle cannot be used.
+        StoreError: The folder cannot be written to.
     """
     plan, plain, store = bundle.plan(), bundle.settings(), Store(folder)
     found = Recomputed(results=bundle.results())
@@ -110,8 +111,13 @@ def recompute(bundle: Bundle, folder: Path) -> Recomputed:
     for name, key, file in bundle.outcomes:
         if key in read:
             target = store.path(key) / file  # of a key and one of few names, as the pattern of members has them
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(bundle.read(name))
+            data = bundle.read(name)
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+            except OSError as error:
+                problem = f"outcomes of {bundle.path} cannot be written to {folder} ({error.strerror})"
+                raise StoreError(f"{problem}. The variable TMPDIR names another folder to work in") from error
     for job in jobs:
         try:
             _measure(job, store, _of_job(plan, job, evaluation), plan.by_key)

@@ -1,7 +1,9 @@
 """A run becomes a bundle that others check: every number follows from its outcomes, and its jobs can run again."""
 
+import errno
 import json
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -307,6 +309,27 @@ def test_a_long_name_is_cut_and_leaves_the_page_as_wide_as_it_is(whole: Path, tm
         tab.open(page)
         assert tab.ask("document.documentElement.scrollWidth") == 1280
         assert tab.complaints == []
+
+
+def test_a_place_that_cannot_be_written_to_is_told_and_ends_the_check(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch, write = tmp_path / "scratch", Path.write_bytes
+    scratch.mkdir()
+
+    def full(path: Path, data: bytes) -> int:
+        if scratch in path.parents:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(Path, "write_bytes", full)
+    page = tmp_path / "board.html"
+    said = command("verify", str(whole), str(tmp_path / "absent.tar"), "--page", str(page), code=2)
+    assert str(scratch) in said
+    assert "absent" not in said
+    assert not page.exists()
+    assert not [*scratch.iterdir()]
 
 
 def test_without_a_bundle_that_can_be_read_no_page_is_written(tmp_path: Path) -> None:
