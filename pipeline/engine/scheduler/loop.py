@@ -10,7 +10,7 @@
                       |   |    JobFinished, JobRaised,          ^    messages          +---------+
                       |   |    JobProgress, WorkerExited        |                      |  store  |
                       |   |                                     +- sentinels           +---------+
-                      |   '--> reactions, recovery, dispatch: retry here or elsewhere, kill what hangs,
+                      |   '--> reactions, attempts: retry here or elsewhere, kill what hangs,
                       v        quarantine a device, or fail a job and block what depends on it
                  effects: journal (in one go a turn), whoever watches, run log, orders to the pool
 

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from pipeline.config.schema import Backend
 from pipeline.engine.devices.select import Layout, Place
-from pipeline.engine.scheduler import dispatch, recovery
+from pipeline.engine.scheduler import attempts
 from pipeline.engine.scheduler.policy import Reserve, Start
 from pipeline.engine.scheduler.ready import Kind, Needs, kind_of
 from pipeline.engine.scheduler.run import Failure, GiveBack, OnDisk, ProcessOrder, ReleaseClaim, Run
@@ -62,7 +62,7 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
             _handle_exit(run, index, message)
         case messages.WorkerUnusable():
             run.state.workers[index].gone = True
-            recovery.drop_worker(run, index, message.reason)
+            attempts.drop_worker(run, index, message.reason)
         case messages.WorkerUnreadable():
             _distrust(run, index, message.reason)
         case messages.WorkerReady():
@@ -94,9 +94,9 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
             workers = run.state.jobs[message.job_id].workers
             again = "was asked to stop once more, and not by the engine"
             _retry_stopped(run, run.state.raised(index), index, again, begun=True)
-            dispatch.give_back(run, index)  # it gets no further job
-            dispatch.renew_idle(run, [index])
-            dispatch.renew_places(run, workers, but=(index,))
+            attempts.give_back(run, index)  # it gets no further job
+            attempts.renew_idle(run, [index])
+            attempts.renew_places(run, workers, but=(index,))
     if run.leaving:
         _leave(run)
 
@@ -217,17 +217,17 @@ def _handle_ready(run: Run, index: int, message: messages.WorkerReady) -> None:
     job_id = run.state.workers[index].job_id
     # While ranks work on its device, their memory is not left over; it is checked when they are done.
     if message.unfit and (not job_id or job_id in run.gathering):
-        recovery.drop_unfit_worker(run, index, message.unfit)
-    dispatch.send_if_gathered(run, run.state.workers[index].job_id)
+        attempts.drop_unfit_worker(run, index, message.unfit)
+    attempts.send_if_gathered(run, run.state.workers[index].job_id)
 
 
 def _handle_exit(run: Run, index: int, message: messages.WorkerExited) -> None:
     run.present[index].ended_s = run.now_s
     run.watchdog.ended(index)
-    dispatch.give_back(run, index)
+    attempts.give_back(run, index)
     run.record("WorkerExited", worker=index, exit_code=message.exit_code)
     doom = run.doomed.pop(index, None)
-    if dispatch.restart_if_expected(run, index):
+    if attempts.restart_if_expected(run, index):
         return
     before = run.state.workers[index]
     workers = run.state.jobs[before.job_id].workers if before.job_id else ()
@@ -245,19 +245,19 @@ def _handle_exit(run: Run, index: int, message: messages.WorkerExited) -> None:
         run.say(f"worker {index} was lost ({message.said})")
     if run.stopping:
         return
-    dispatch.replace_process(run, index)
-    dispatch.renew_places(run, workers, but=(index,))
+    attempts.replace_process(run, index)
+    attempts.renew_places(run, workers, but=(index,))
 
 
 def _handle_lost_attempt(run: Run, job_id: str, index: int, failure: Failure, *, elsewhere: bool) -> None:
     run.end_attempt(job_id, index, failure.kind.value)
     run.excused[job_id] += elsewhere
     if elsewhere and run.excused[job_id] <= _MAX_EXCUSED:
-        recovery.try_again(run, job_id, index, failure, "elsewhere")
+        attempts.try_again(run, job_id, index, failure, "elsewhere")
     else:
         # With several devices, none can be singled out as the cause.
         suspect = index if not elsewhere and run.state.plan.jobs[job_id].devices == 1 else None
-        recovery.handle_failure(run, job_id, index, failure, suspect=suspect)
+        attempts.handle_failure(run, job_id, index, failure, suspect=suspect)
 
 
 def _failure_of_exit(index: int, ended: messages.WorkerExited, rss_bytes: int) -> Failure:
@@ -317,12 +317,12 @@ def _handle_raise(run: Run, index: int, message: messages.JobRaised, on_disk: On
     failure = Failure(kind, what, traceback=message.traceback, damaged_key=message.damaged_key)
     if beside:
         why = " (it shared the device; the next attempt does not)"
-        recovery.try_again(run, job_id, index, failure, "with a device to itself", why)
+        attempts.try_again(run, job_id, index, failure, "with a device to itself", why)
     else:
         suspect: int | None = index
         if is_gang:
             suspect = next(iter(workers[message.rank :]), None) if message.rank is not None else None
-        recovery.handle_failure(run, job_id, index, failure, suspect=suspect, on_disk=on_disk)
+        attempts.handle_failure(run, job_id, index, failure, suspect=suspect, on_disk=on_disk)
     # Processes that ranks started may outlive the ranks; they end with the worker that led the ranks.
     _hand_on(run, index, workers, message, is_spoiled=is_gang)
 
@@ -340,11 +340,11 @@ def _hand_on(
         run.say(f"worker {index}: {message.job_id} has left changed: {message.left_changed}")
     # a job that ended on a device may show that the device works after all
     if run.state.workers[index].quarantined:
-        recovery.review_devices(run)
+        attempts.review_devices(run)
     if is_spoiled or message.spoils or index in run.asked:
-        dispatch.renew_idle(run, [index])
-    dispatch.renew_places(run, workers)
-    dispatch.begin_ahead(run, index)
+        attempts.renew_idle(run, [index])
+    attempts.renew_places(run, workers)
+    attempts.begin_ahead(run, index)
 
 
 def _retry_stopped(run: Run, job_id: str, index: int, again: str, *, begun: bool) -> None:
@@ -366,7 +366,7 @@ def _retry_stopped(run: Run, job_id: str, index: int, again: str, *, begun: bool
         run.state.retry(job_id)
     else:
         failure = Failure(messages.FailureKind.lost, f"worker {index} {again}")
-        recovery.handle_failure(run, job_id, index, failure, suspect=None)
+        attempts.handle_failure(run, job_id, index, failure, suspect=None)
 
 
 # -- runnable ----------------------------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ def give_up_too_wide(run: Run) -> None:
     for job_id in wide:
         reason = too_few_devices(state.plan.jobs[job_id], state.usable_devices(), state.layout, state.needs)
         state.wait(job_id)
-        recovery.give_up(run, job_id, messages.FailureKind.device, reason)
+        attempts.give_up(run, job_id, messages.FailureKind.device, reason)
 
 
 def reserve(run: Run, action: Reserve) -> None:
@@ -473,10 +473,10 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
         return
     if action.ahead:
         run.state.start(action.job_id, action.worker, ahead=True)
-        dispatch.send(run, action.job_id)
+        attempts.send(run, action.job_id)
     else:
         run.state.start(action.job_id, action.worker, action.members, run.now_s)
-        dispatch.gather(run, action.job_id, action.emptied)
+        attempts.gather(run, action.job_id, action.emptied)
 
 
 def _is_to_run(run: Run, job_id: str, on_disk: OnDisk) -> bool:

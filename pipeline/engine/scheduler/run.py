@@ -2,7 +2,7 @@
 
     an event, what the disk says about it, the time --> rules (no I/O) --> state changed, effects to be carried out
 
-The rules are functions of `reactions`, `recovery` and `dispatch`.
+The rules are functions of `reactions` and `attempts`.
 """
 
 import logging

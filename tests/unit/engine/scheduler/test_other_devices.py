@@ -172,7 +172,7 @@ def test_jobs_that_a_worker_was_given_ahead_are_its_last() -> None:
 
 def test_a_device_that_is_used_no_more_comes_again_as_new() -> None:
     paper = OnPaper(A, B, *MORE)
-    reactions.recovery.drop_worker(paper.run, 1, "it is broken")
+    reactions.attempts.drop_worker(paper.run, 1, "it is broken")
     change(paper, back=[1])
     paper.ended(1)
     change(paper, come=[1])

@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.select import Layout, Place
-from pipeline.engine.scheduler.recovery import review_devices
+from pipeline.engine.scheduler.attempts import review_devices
 from pipeline.engine.scheduler.run import OnDisk, Say
 from pipeline.engine.workers.messages import FailureKind, WorkerExited
 from tests.doubles.engine import job, key
