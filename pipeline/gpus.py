@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from pipeline.engine.devices import inventory
-from pipeline.engine.devices.inventory import Device, GpuUsage, find_gpus
+from pipeline.engine.devices.inventory import Device, GpuUsage, find_gpus, refuse_slices
 from pipeline.engine.devices.select import gpus_of_ids, pick, rank
 from pipeline.errors import DeviceError
 from pipeline.machine.memory import usable_bytes
@@ -133,11 +133,7 @@ def set_visible_gpus(gpu_ids: Sequence[int]) -> None:
     """
     _refuse_if_cuda_is_in_use()
     devices = gpus_of_ids(gpu_ids, find_gpus(), os.environ) if gpu_ids else []
-    if len(devices) > 1 and any(device.slice_index is not None for device in devices):
-        raise DeviceError(
-            f"{', '.join(device.label for device in devices)}: CUDA shows a process one MIG slice and nothing "
-            "else. Take one, or let the engine run one worker on each."
-        )
+    refuse_slices(devices)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ[inventory.VISIBLE] = ",".join(device.uuid or "" for device in devices)
 

@@ -24,7 +24,7 @@ from pipeline.engine.devices import inventory
 from pipeline.engine.devices.inventory import LOOPBACK, ON_LOOPBACK, is_of_launcher
 from pipeline.engine.devices.select import DeviceRequest, LeaseSet, candidates
 from pipeline.engine.launch_agent import SIGNALLED
-from pipeline.errors import ConfigError, DeviceError
+from pipeline.errors import ConfigError
 from pipeline.machine import children, descendants
 
 # -- request -----------------------------------------------------------------------------------------------------
@@ -340,20 +340,11 @@ def take_devices(request: LaunchRequest, holder: str, environ: Mapping[str, str]
         without="--device cpu --nproc N",
     )
     choice = candidates(wanted, environ)
-    _refuse_slices(choice.devices[: choice.count])
+    inventory.refuse_slices(choice.devices[: choice.count])
     lease = choice.lease(wait=request.wait, experiment=holder, on_wait=say, how_to_wait="--wait")
     if request.gpus is not None:
         lease.devices.sort(key=choice.devices.index)
     return lease
-
-
-def _refuse_slices(devices: Sequence[inventory.Device]) -> None:
-    slices = [device.label for device in devices if device.slice_index is not None]
-    if slices and len(devices) > 1:
-        raise DeviceError(
-            f"{', '.join(slices)}: CUDA shows a process one MIG slice and nothing else, so ranks cannot work "
-            "together on slices. Give --gpus one of them, or whole GPUs."
-        )
 
 
 def rank_environment(

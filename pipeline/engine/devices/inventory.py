@@ -362,6 +362,19 @@ def _optional(nvml: Any, ask: Callable[[], Any]) -> Any:
         return None
 
 
+def refuse_slices(devices: Sequence[Device]) -> None:
+    """Refuse several devices for one process if one is a MIG slice: CUDA shows a process no other beside it.
+
+    Raises:
+        DeviceError: One is a slice.
+    """
+    if len(devices) > 1 and any(device.slice_index is not None for device in devices):
+        labels = ", ".join(device.label for device in devices)
+        raise DeviceError(
+            f"{labels}: CUDA shows a process one MIG slice and nothing else. Take one, or whole GPUs."
+        )
+
+
 def cpu_slots(count: int) -> list[Device]:
     """Return `count` CPU slots of this machine."""
     import psutil

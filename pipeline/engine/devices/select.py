@@ -468,8 +468,6 @@ def candidates(
     """
     count, ids, (count_name, ids_name) = request.num_gpus, request.gpu_ids, request.names
     typed = f"{count_name}={count}" if ids is None else f"{ids_name}={list(ids)}"
-    if workers is not None and workers < 1:
-        raise DeviceError(f"execution.workers={workers}: at least one worker is needed")
     if count is not None and ids is not None and count != len(ids):
         raise DeviceError(f"{count_name}={count}, but {typed}: make them agree, or give one alone.")
     if (count is not None and count < 1) or (ids is not None and not ids):

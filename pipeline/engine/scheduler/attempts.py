@@ -262,9 +262,9 @@ def drop_worker(run: Run, index: int, reason: str) -> None:
     """Give a worker no more jobs, even if it is the last one; a review of its device does not change that."""
     if not run.state.workers[index].quarantined:
         _quarantine(run, {index: []}, reason)
-    elif run.dropped.get(index) != reason:
+    elif index not in run.dropped:
         run.say(f"worker {index} is given no more jobs for another reason too: {reason}", logging.ERROR)
-    run.dropped[index] = reason
+    run.dropped.add(index)
 
 
 def drop_unfit_worker(run: Run, index: int, reason: str) -> None:

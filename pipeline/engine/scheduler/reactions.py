@@ -155,7 +155,7 @@ def change_devices(run: Run, come: Mapping[int, Place], back: Collection[int]) -
         run.leaving.discard(device)
         state.blame.finished(device)
         for index in state.layout.workers_of(device):
-            run.dropped.pop(index, None)
+            run.dropped.discard(index)
             state.quarantine(index, quarantined=False)
             state.leave(index, away=False)
             if state.workers[index].gone:

@@ -251,7 +251,7 @@ class Run:
         renewed: Workers whose processes are being replaced on purpose, so that their end is no failure.
         emptied: Workers among them that hold device memory which others on the same device wait for.
         doomed: Worker -> why it is being killed. Its further messages are ignored.
-        dropped: Worker -> why it gets no more jobs, whatever became of its earlier jobs.
+        dropped: Workers that get no more jobs, whatever became of their earlier jobs.
         took_s: Entry and stage of jobs -> about the longest duration of recent ones.
         excused: Job -> number of attempts that ended through a foreign signal to the worker, or the loss of its
             machine.
@@ -285,7 +285,7 @@ class Run:
     renewed: set[int] = field(default_factory=set)
     emptied: set[int] = field(default_factory=set)
     doomed: dict[int, Failure] = field(default_factory=dict)
-    dropped: dict[int, str] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
     took_s: dict[tuple[str, str], float] = field(default_factory=dict)
     excused: Counter[str] = field(default_factory=Counter)
     told_late: set[tuple[int, str]] = field(default_factory=set)

@@ -237,10 +237,9 @@ def run_gang(order: messages.RunJob, work: Work) -> None:
         JobError: No processes can be started on these devices.
     """
     if slices := [name for name in order.gang if name.startswith("MIG-")]:
+        why = f"CUDA shows a process one MIG slice and nothing else, and {slices[0]} is one"
         raise JobError(
-            f"{order.job_id} needs {len(order.gang)} devices, and {slices[0]} is a MIG slice: CUDA shows a "
-            "process one slice at most, so slices cannot work together. Choose whole GPUs (distributed.gpu_ids), "
-            "or training.gpus_per_job=1 and generation.gpus_per_job=1"
+            f"{order.job_id} needs {len(order.gang)} devices: {why}. Choose whole GPUs, or gpus_per_job=1"
         )
     gang = _Gang(order, work)
     with held_port(order.payload.get("master_port")) as port, gang.showing_stacks():

@@ -103,7 +103,6 @@ def test_devices_are_those_asked_for_within_what_the_environment_shows(
         ({"num_gpus": 2}, "", None, "num_gpus=2, but there is no usable GPU: CUDA_VISIBLE_DEVICES='' hides them"),
         ({"device": DeviceChoice.cuda}, "-1", None, "device=cuda, but there is no usable GPU"),
         ({"num_gpus": 2}, None, 3, "execution.workers=3, but there are 2 usable GPUs"),
-        ({}, None, 0, "at least one worker"),
     ],
 )
 def test_what_cannot_be_had_is_refused(
