@@ -91,8 +91,7 @@ def read_event(line: bytes) -> dict[str, Any]:
     if len(line) > LINE:
         raise ForeignDataError(f"longer than {LINE:,} bytes")
     event = converted(parse_json(line), dict[str, Any])
-    name = event.get("event")
-    if not isinstance(name, str):
+    if not isinstance(event.get("event"), str):
         raise ForeignDataError("it does not say which event it is")
     converted(event, EventFields)
     return event

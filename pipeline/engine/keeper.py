@@ -322,9 +322,8 @@ class Keeper:
                 return
 
     def _remove_one(self, job: Job) -> None:
-        if self.store.is_removed(job.key) and not self.store.leftover_weights(job.key):
-            return
-        if self.is_needed(job.key):
+        is_done = self.store.is_removed(job.key) and not self.store.leftover_weights(job.key)
+        if is_done or self.is_needed(job.key):
             return
         why = f"execution.keep={self.keep.name}"
         freed = remove_weights(

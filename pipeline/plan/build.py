@@ -381,9 +381,9 @@ class _Builder:
         """Return what a stage reads of the preparation: rows if it sees the dataset, prompts if it decodes."""
         if not self._prepared[chain.data] or "dataset" not in stage.config or stage in _OF_ROWS:
             return {}
-        names = {DATASET: registry.PREPARE} | (
-            {PROMPTS: registry.TOKENIZE} if "generation" in stage.config else {}
-        )
+        names = {DATASET: registry.PREPARE}
+        if "generation" in stage.config:
+            names[PROMPTS] = registry.TOKENIZE
         if stage.judges:
             names["checked"] = registry.CHECK
         of = (chain.model, chain.reference, chain.seed, 0)

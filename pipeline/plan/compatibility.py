@@ -11,7 +11,7 @@ from pipeline.config import schema
 from pipeline.config.plain import refuse_all
 from pipeline.config.schema import AlgoConfig, Attention, Config, DType, ModelConfig, TextBackend
 from pipeline.config.tables import as_typed
-from pipeline.errors import install_command
+from pipeline.errors import ConfigError, install_command
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.registry import load_algorithm
@@ -105,11 +105,9 @@ def chosen_backend(config: Config, gpu: bool) -> tuple[Config, str | None]:
     if config.generation.backend is not TextBackend.auto:
         return config, None
     if config.execution.shared_store is not None:
-        refuse_all(
-            [
-                "generation.backend=auto with execution.shared_store: each machine would choose for itself, and "
-                "nothing that they draw would be shared. Use generation.backend=own or vllm"
-            ]
+        raise ConfigError(
+            "generation.backend=auto with execution.shared_store: each machine would choose for itself, and "
+            "nothing that they draw would be shared. Use generation.backend=own or vllm"
         )
     ours, wanted = (
         replace(config, generation=replace(config.generation, backend=each))
@@ -239,16 +237,11 @@ def _of_heads(config: Config) -> Iterator[str]:
             described = described_by_files(model) or {}
             nested = described.get("text_config")
             text = nested if isinstance(nested, Mapping) else described
-            width, heads = (
-                text.get("hidden_size", text.get("n_embd")),
-                text.get("num_attention_heads", text.get("n_head")),
-            )
+            width = text.get("hidden_size", text.get("n_embd"))
+            heads = text.get("num_attention_heads", text.get("n_head"))
             shared = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
-            size, given, remedy = (
-                text.get("head_dim") or shared,
-                as_typed(f"{name}.path={model.path}", (), config.evaluation.also),
-                "Use another model",
-            )
+            size, remedy = text.get("head_dim") or shared, "Use another model"
+            given = as_typed(f"{name}.path={model.path}", (), config.evaluation.also)
         if isinstance(size, int) and size not in HEADS_ON_CPU:
             allowed = ", ".join(map(str, HEADS_ON_CPU))
             yield f"{given}: its heads have {size} numbers, and vLLM on CPUs takes {allowed}. {remedy}"

@@ -453,11 +453,9 @@ class JobContents:
             by_tensors = stage.draws and not stage.scales
             spread = {"strategy": schema.BY_TENSORS} if by_tensors else schema.spread(self.config)
             together = {"devices": devices, "spread": spread}
-        source = self.sources.get(chain.data, {}) if stage == PREPARE else None
-        of_settings = {FILES, REWARD_FILES}
-        known_source = (
-            {} if source is None else {"source": {k: v for k, v in source.items() if k not in of_settings}}
-        )
+        if stage == PREPARE:
+            source = self.sources.get(chain.data, {}).items()
+            over["source"] = {name: of for name, of in source if name not in (FILES, REWARD_FILES)}
         code = {} if drawn_with is not None else class_source(chain.config.class_path)
         code |= dataset_source(dataset) if "dataset" in stage.config else {}
         digest = result_key({"config": known, "spread": together.get("spread")})[:12]
@@ -465,7 +463,7 @@ class JobContents:
             known=known,
             given={name: self._plain(section) for name, section in sections.items()},
             code={"code": code} if code else {},
-            over={**over, **together, **known_source},
+            over={**over, **together},
             devices=devices,
             together={**together, "master_port": self.config.distributed.master_port} if together else {},
             memory_mb=self._memory_mb(chain, stage),
@@ -490,11 +488,9 @@ class JobContents:
             known["algo"] = {**_without_places(known["algo"], files), FILES: files}
         if "model" in known:
             # Value models do not matter to work that all chains share.
-            content = {
-                role: of
-                for role, of in self.models.get(chain.model, {}).items()
-                if chain.rounds_from or role != "value"
-            }
+            content = dict(self.models.get(chain.model, {}))
+            if not chain.rounds_from:
+                content.pop("value", None)
             known["model"] |= {"content": content} if content else {}
             if stage.draws and (bits := self.config.models[chain.model].in_bits):
                 known["model"]["bits"] = bits

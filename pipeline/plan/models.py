@@ -79,8 +79,7 @@ def _first_file(folder: Path) -> Path | None:
     """Return the file of all weights, or the index, that transformers opens; None if there is neither."""
     named = None
     with suppress(OSError, ForeignDataError):  # errors in it are reported where models are checked
-        config = read_model_json(folder / "config.json", dict[str, Any])
-        named = config.get("transformers_weights")
+        named = read_model_json(folder / "config.json", dict[str, Any]).get("transformers_weights")
     # Another name means a file in the folder.
     names = [Path(named).name] if isinstance(named, str) else [WHOLE, INDEX]
     return next((folder / name for name in names if (folder / name).is_file()), None)

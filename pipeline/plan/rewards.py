@@ -152,10 +152,9 @@ def check_tokenizers(config: Config) -> None:
                     f"completion are {length} tokens; set models.{name}.n_positions={length} or more."
                 )
         # A model trained in the run has the vocabulary of its dataset.
-        references = {} if model.path else {f"made for {dataset}": dataset for dataset in trained_on}
         vocabularies = {
-            reference: {token: at for at, token in enumerate(load_dataset(config.datasets[dataset]).vocabulary)}
-            for reference, dataset in references.items()
+            f"made for {dataset}": {token: at for at, token in enumerate(load_dataset(section).vocabulary)}
+            for dataset, section in (trained_on.items() if not model.path else ())
         }
         if model.path is not None:
             key, folder = f"models.{name}.path", Path(tokenizer_place(model.path, None).path)
@@ -193,8 +192,7 @@ def _check_words(key: str, path: str, *, all_tokens: bool) -> None:
     folder = Path(tokenizer_place(path, None).path)
     if not folder.is_dir():
         return
-    there = {file.name for name in _OF_TOKENIZERS for file in folder.glob(name)} - {SETTINGS}
-    if not there:
+    if not {file.name for name in _OF_TOKENIZERS for file in folder.glob(name)} - {SETTINGS}:
         raise ConfigError(
             f"{key}={path}: the folder holds no tokenizer ({FILE}, tokenizer.model, vocab.json, ...). Save that "
             "of the model beside it, with save_pretrained of the tokenizer."
@@ -313,10 +311,9 @@ def has_chat_template(path: str) -> bool | None:
     folder = Path(tokenizer_place(path, None).path)
     if not folder.is_dir():
         return None
-    try:
+    settings = {}
+    with suppress(OSError, ForeignDataError):
         settings = read_config(folder / SETTINGS)
-    except (OSError, ForeignDataError):
-        settings = {}
     return (folder / TEMPLATE).is_file() or (folder / TEMPLATES).is_dir() or bool(settings.get("chat_template"))
 
 

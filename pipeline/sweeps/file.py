@@ -358,9 +358,7 @@ def read_sweep(path: Path, *, name: str = "", overrides: Sequence[str] = ()) -> 
     try:
         text = read_plain(path, LARGEST_FILE, follow=True).decode("utf-8-sig")
         return sweep_of(parse_yaml(text), path, name=name, overrides=overrides)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: this is no UTF-8 text, and a sweep file is YAML") from error
-    except (OSError, ForeignDataError) as error:
+    except (OSError, ForeignDataError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -586,11 +584,8 @@ def _faults(data: Mapping[str, Any]) -> Iterator[str]:
             elif macro is None and (inside := [other for other in MACROS if f"${{{other}}}" in str(word)]):
                 yield f"{_at(where, number)}: ${{{inside[0]}}} is filled in where it is the whole word alone"
     for name in _block(options, "environment"):
-        if (
-            name in ("CUDA_VISIBLE_DEVICES", "WANDB_DIR", VARIABLE)
-            or is_of_launcher(name)
-            or is_of_other_run(name)
-        ):
+        is_own = name in ("CUDA_VISIBLE_DEVICES", "WANDB_DIR", VARIABLE)
+        if is_own or is_of_launcher(name) or is_of_other_run(name):
             yield f"{_at('pipeline.environment', name)}: each trial has one of its own: leave it out"
     yield from _parameters(data, _is_own(map(str, (data.get("program"), *words))))
 
@@ -613,11 +608,8 @@ def _parameters(data: Mapping[str, Any], own: bool) -> Iterator[str]:
 
 def _parameter(where: str, block: Any) -> Iterator[str]:
     """Tell what is wrong with one parameter by itself."""
-    kind = (
-        kind_of(block)
-        if isinstance(block, dict) and {"distribution", "min", "max", *_INFERRED} & block.keys()
-        else ""
-    )
+    is_block = isinstance(block, dict) and {"distribution", "min", "max", *_INFERRED} & block.keys()
+    kind = kind_of(block) if is_block else ""
     if kind in ("", "parameters"):
         table = "a table with `value`, `values`, `min` and `max`, or `parameters`"
         yield f"{where}: {brief(block)}, where {table} must be"

@@ -189,11 +189,7 @@ def _other(values: Mapping[str, Any], config: Mapping[str, Any], outer: str = ""
         other = config.get(name, value)
         if isinstance(value, Mapping) and isinstance(other, Mapping):
             yield from _other(value, other, f"{outer}{name}.")
-        elif (
-            not isinstance(value, list | Mapping)
-            and not isinstance(other, list | Mapping)
-            and not _same(value, other)
-        ):
+        elif not (isinstance(value, list | Mapping) or isinstance(other, list | Mapping) or _same(value, other)):
             yield f"{outer}{name}={other} where the sweep gave {value}"
 
 

@@ -368,9 +368,8 @@ def watched_sweep(sweep: Record, now: float, width: int, height: int, *, last: s
     )
     bottom: list[RenderableType] = [whole_words(Text(printable(line), "red"), width) for line in failed]
     bottom += [whole_words(Text(printable(last)), width)] if last else []
-    room = (
-        height - 3 - len(top.plain.splitlines()) - len(bottom)
-    )  # the order, headings, and the line of the cursor
+    # Three lines are the order, headings, and the line of the cursor.
+    room = height - 3 - len(top.plain.splitlines()) - len(bottom)
     if not trials or room <= 0:
         return [top, *bottom]
     shown, more = first(trials, room, lambda _: 0)

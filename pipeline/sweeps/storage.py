@@ -524,9 +524,8 @@ class Record:
 
             state = TrialState.RUNNING if start else TrialState.WAITING
             params, spaces = dict(trial.sampled), dict(trial.distributions)
-            storage.create_new_trial(
-                0, create_trial(state=state, params=params, distributions=spaces, user_attrs=attributes)
-            )
+            made = create_trial(state=state, params=params, distributions=spaces, user_attrs=attributes)
+            storage.create_new_trial(0, made)
         self.refresh()
         return self.trials[trial.number]
 
@@ -556,14 +555,14 @@ class Record:
         with self._study() as storage:
             from optuna.trial import TrialState
 
-            states = {"done": TrialState.COMPLETE, "stopped": TrialState.PRUNED}
-            state = states.get(end.state, TrialState.FAIL) if end.value is not None else TrialState.FAIL
+            state, values = TrialState.FAIL, None
+            if end.value is not None and end.state in ("done", "stopped"):
+                state = TrialState.COMPLETE if end.state == "done" else TrialState.PRUNED
+                values = [end.value]
             for step, value in curve.items():
                 storage.set_trial_intermediate_value(key, step, value)
             storage.set_trial_user_attr(key, "end", msgspec.to_builtins(written))
-            storage.set_trial_state_values(
-                key, state, None if state is TrialState.FAIL or end.value is None else [end.value]
-            )
+            storage.set_trial_state_values(key, state, values)
         self.refresh()
 
     def note_lost(self) -> list[Trial]:

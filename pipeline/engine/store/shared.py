@@ -175,9 +175,8 @@ class Objects:
         except Exception as error:  # libraries raise errors of their own, of HTTP, of the system and of time-outs
             if isinstance(error, FileExistsError) or _code(error) in ("PreconditionFailed", "412"):
                 return False
-            if isinstance(error, FileNotFoundError | NotADirectoryError) and not method.startswith(
-                ("put", "pipe")
-            ):
+            is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+            if is_missing and not method.startswith(("put", "pipe")):
                 return None
             kind = RefusedError if _is_refusal(error) else UnreachableError
             raise kind(said_of(error)) from None  # the traceback of the original may hold a secret
