@@ -342,6 +342,8 @@ _SAVED = (
 """Files in folders of models, datasets and tokenizers, which libraries read as a whole."""
 _LISTS = {"FileSystemLoader", "iterdir", "listdir", "load_dataset", "rglob", "scandir", "walk"}
 """Names through which code may read everything in a folder that a text names."""
+_ALL = "./**"
+"""Pattern of everything in a folder."""
 _MOST_LISTED = 10_000
 """Most files in such a folder, or for a pattern."""
 _PATTERN = re.compile(r"[^*]*\w/.*|.*\.\w+")
@@ -603,13 +605,24 @@ class _Reached:
         several = [(folder, name) for folder, name in product(folders, meant) if not name.startswith(_OF_MACHINE)]
         lists, around = not self.words.isdisjoint(_LISTS), self.around
         whole = [folder for folder in folders if lists or any((folder / name).is_file() for name in _SAVED)]
-        several += [(folder, "./**") for folder in whole if folder not in around and folder.name not in written]
+        several += [(folder, _ALL) for folder in whole if folder not in around and folder.name not in written]
         for folder, pattern in several:
             deep = "/" in pattern.partition("*")[0]  # not through the whole current folder
             names = iglob(pattern, root_dir=folder, recursive=deep)  # noqa: PTH207 - a pattern may be absolute
-            listed = [folder / name for name in islice(names, _MOST_LISTED)]
+            listed = [
+                folder / name for name in islice(_within(folder) if pattern == _ALL else names, _MOST_LISTED)
+            ]
             data = [file for file in listed if not file.suffix.startswith(".py") and file.name not in written]
             yield from _contents(pattern, [file for file in data if file.is_file()], folder)
+
+
+def _within(folder: Path) -> Iterator[str]:
+    """Yield the files in a folder but for hidden ones and what runs leave, which is another with each run."""
+    for at, inside, names in os.walk(folder, followlinks=True):
+        is_of_runs = ".store" in inside or os.path.isfile(f"{at}/latest/plan.json")  # noqa: PTH113 - as above
+        inside[:] = [] if is_of_runs else [name for name in inside if not name.startswith(".")]
+        shown = [] if is_of_runs else [name for name in names if not name.startswith(".")]
+        yield from (os.path.relpath(f"{at}/{name}", folder) for name in shown)
 
 
 def _contents(name: str, files: Iterable[Path], folder: Path | None = None) -> Iterator[str]:

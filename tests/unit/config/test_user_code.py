@@ -535,6 +535,29 @@ def test_the_current_folder_counts_only_where_it_has_what_a_module_names(
     assert hashed(own) != seen[0]  # which the module would read
 
 
+@pytest.mark.parametrize("place", ["outputs", "outputs/inner"])
+def test_what_runs_leave_in_a_folder_that_a_text_names_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "import os\n\ndef reward(of):\n    print('no outputs')\n    return os.listdir('words')\n"
+    files_in(tmp_path, {"mine": text})
+    words, run = tmp_path / "words/deep", tmp_path / place / "t/2026-01-02_03-04-05"
+    words.mkdir(parents=True)
+    (words / "a.txt").write_text("one")
+    before = hashed(tmp_path)
+    (run / "jobs").mkdir(parents=True)
+    (run.parent / "latest").symlink_to(run.name)
+    for file in ("plan.json", "jobs/job.log"):
+        (run / file).write_text("")
+    seen = {before, hashed(tmp_path)}  # with a store elsewhere
+    (tmp_path / place / ".store").mkdir()
+    (tmp_path / place / "t/study.log").write_text("")
+    assert {*seen, hashed(tmp_path)} == {before}
+    (words / "a.txt").write_text("two")
+    assert hashed(tmp_path) != before
+
+
 def test_all_counts_of_a_model_that_a_library_reads_with_its_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
