@@ -147,9 +147,8 @@ def check_unchanged(planned: Mapping[str, str | None]) -> None:
     for path, expected in planned.items():
         if source_hash(path) != expected:
             again = "Run the same command again: what the change touches is made anew."
-            raise JobError(
-                f"{source_file(path)} was changed after this run had begun, or what it imports. {again}"
-            )
+            what = f"{source_file(path)} was changed after this run had begun, or what it imports"
+            raise JobError(f"{what}, or a file that a text in them names. {again}")
 
 
 def ask(owner: str, question: Callable[[], _Answer]) -> _Answer:
