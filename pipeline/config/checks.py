@@ -69,7 +69,7 @@ def check_together(*checks: Callable[[], object]) -> None:
 
 
 def _problems(config: Config) -> Iterator[str]:
-    used = {name: algo for name, algo in config.algos.items() if algo.enabled}
+    used = config.enabled
     singly = [as_typed(said, used, config.evaluation.also) for said in value_problems(replace(config, algos=used))]
     yield from singly
     yield from _experiment(config)
@@ -140,7 +140,7 @@ def _ranks(config: Config) -> Iterator[str]:
 
 
 def _tables(config: Config) -> Iterator[str]:
-    if not (any(algo.enabled for algo in config.algos.values()) or config.evaluation.on):
+    if not (config.enabled or config.evaluation.on):
         yield f"no algorithm is enabled: name some, as in 'algos=[PITA,DPO]'. Known: {', '.join(config.algos)}"
     for table, names in (("datasets", config.datasets), ("models", config.models), ("algos", config.algos)):
         if not names and not (table == "algos" and config.evaluation.on):
@@ -191,8 +191,7 @@ def _test_sets(config: Config) -> Iterator[str]:
             own = f"One of your own is a section: datasets.{name}.kind=jsonl datasets.{name}.path=FILE"
             names = {*config.datasets, *choices_of(TABLES["datasets"].group)}
             yield f"evaluation.on: {unknown_name('dataset', name, names)} {own}"
-    trained_on = {name for name, dataset in config.datasets.items() if dataset.trained_on}
-    if not config.evaluation.on_own and not trained_on <= {*config.evaluation.on}:
+    if not config.evaluation.on_own and not config.trained_on.keys() <= {*config.evaluation.on}:
         if not config.evaluation.on:
             yield "evaluation.on_own=false: no test set is left; name one, as 'evaluation.on=[math500]'"
         needed = {"execution.keep=best": config.execution.keep is schema.Keep.best}
@@ -203,7 +202,7 @@ def _test_sets(config: Config) -> Iterator[str]:
         yield f"evaluation.on: {MEAN} is the mean of all test sets; give this one another name"
     if twice := [name for name in config.evaluation.on if config.evaluation.on.count(name) > 1]:
         yield f"evaluation.on={brief(config.evaluation.on)} names {twice[0]} twice"
-    only = [name for name, dataset in config.datasets.items() if not dataset.trained_on]
+    only = [name for name in config.datasets if name not in config.trained_on]
     for name in only:
         if name not in config.evaluation.on:
             yield f"datasets.{name}.trained_on=false: name it in evaluation.on, or leave it out"
@@ -213,7 +212,7 @@ def _test_sets(config: Config) -> Iterator[str]:
 
 def _continued(config: Config) -> Iterator[str]:
     """Yield problems of algorithms that go on from a round of another one, and of looks at fewer prompts."""
-    enabled = {name: algo for name, algo in config.algos.items() if algo.enabled}
+    enabled = config.enabled
 
     def class_of(name: str) -> str:
         return (enabled[name].class_path or ALGORITHMS.get(point_of(name)[0], name)).replace(":", ".")
@@ -245,9 +244,8 @@ def _joined(config: Config) -> Iterator[str]:
     for table in TABLES:
         for name, section in getattr(config, table).items():
             yield from _of_section(f"{table}.{name}", section, config)
-    for name, dataset in config.datasets.items():
-        if dataset.trained_on:
-            yield from _splits(f"datasets.{name}", dataset, config)
+    for name, dataset in config.trained_on.items():
+        yield from _splits(f"datasets.{name}", dataset, config)
 
 
 def _of_section(key: str, section: object, config: Config) -> Iterator[str]:
@@ -339,8 +337,8 @@ def _why_idle_in(table: str, name: str, setting: str, config: Config) -> str:
     algo, point = point_of(name)
     section: object = getattr(config, table).get(name)
     if table == "algos" and section is not None and setting != "enabled" and not config.algos[name].enabled:
-        chosen = [point_of(key)[0] for key, entry in config.algos.items() if entry.enabled]
-        used = dict.fromkeys([*(key for key in chosen if key not in config.evaluation.also), algo])
+        chosen = map(point_of, config.enabled)
+        used = dict.fromkeys([*(key for key, _ in chosen if key not in config.evaluation.also), algo])
         return f"{algo} is not part of it; 'algos=[{','.join(used)}]' adds it"
     if table == "algos" and setting.partition(".")[0] in settings_of(point):
         return "each point of algos.<NAME>.front has a value of its own"
@@ -356,7 +354,7 @@ def _why_idle_in(table: str, name: str, setting: str, config: Config) -> str:
 
 def _idle_rules(config: Config, *, gpu: bool) -> Iterator[tuple[str, bool, str]]:
     """Yield patterns of keys, whether they have no effect in this run, and why; the first match counts."""
-    used = {point_of(name)[0]: algo for name, algo in config.algos.items() if algo.enabled}
+    used = {point_of(name)[0]: algo for name, algo in config.enabled.items()}
     # What classes of the user's own read is unknown.
     own = any(algo.class_path not in (None, CHECKPOINT) for algo in used.values())
     guides = own or any(algo.guides for algo in used.values())

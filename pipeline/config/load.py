@@ -351,8 +351,8 @@ OmegaConf.register_new_resolver("usual_prompts", lambda: USUAL, replace=True)
 
 def _fewest(config: Config) -> int:
     """Return the number of held-out prompts of the smallest dataset; invalid numbers are refused later."""
-    trained_on = [dataset for dataset in config.datasets.values() if dataset.trained_on]
-    sizes = [getattr(dataset, f"{config.evaluation.split}_size", None) for dataset in trained_on]
+    split = f"{config.evaluation.split}_size"
+    sizes = [getattr(dataset, split, None) for dataset in config.trained_on.values()]
     return min([USUAL, *(size for size in sizes if isinstance(size, int) and size > 0)])
 
 

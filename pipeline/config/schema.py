@@ -761,8 +761,7 @@ class RaceConfig(Settings):
         """Report what no race can be with."""
         size, evaluation = config.execution.shard_size, config.evaluation
         match = re.fullmatch(r"(pass|maj)@([1-9]\d{0,5})", self.metric)
-        trained_on = [name for name, own in config.datasets.items() if own.trained_on]
-        least = min((evaluation_on(config, name).num_samples for name in trained_on), default=1)
+        least = min((evaluation_on(config, name).num_samples for name in config.trained_on), default=1)
         if match is None or int(match[2]) > least:
             within = f"pass@k or maj@k with k of at most {least}, the completions of a prompt"
             yield f"{key}.metric={self.metric[:80]!r}: a race needs bounds of what it compares: {within}"
@@ -1061,6 +1060,16 @@ class Config:
     algos: dict[str, AlgoConfig] = field(default_factory=dict)
     datasets: dict[str, DatasetConfig] = field(default_factory=dict)
     models: dict[str, ModelConfig] = field(default_factory=dict)
+
+    @property
+    def enabled(self) -> dict[str, AlgoConfig]:
+        """The algorithms that the run includes."""
+        return {name: algo for name, algo in self.algos.items() if algo.enabled}
+
+    @property
+    def trained_on(self) -> dict[str, DatasetConfig]:
+        """The datasets that the run trains on."""
+        return {name: dataset for name, dataset in self.datasets.items() if dataset.trained_on}
 
 
 @dataclass(kw_only=True)

@@ -72,10 +72,9 @@ def check_size(config: Config) -> None:
     size, rounds, seeds = config.execution.shard_size, config.rounds_of_training, len(config.experiment.seeds)
     drawn = math.ceil(config.data_collection.prompts_per_round / size)
     shards = {None: 1, "train": drawn, "eval": math.ceil(config.evaluation.num_prompts / size)}
-    trained_on = sum(section.trained_on for section in config.datasets.values())
-    chains_each = seeds * trained_on * sum(len(model.references) for model in config.models.values())
+    chains_each = seeds * len(config.trained_on) * sum(len(model.references) for model in config.models.values())
     jobs = links = 0
-    for name, algo in [(name, algo) for name, algo in config.algos.items() if algo.enabled]:
+    for name, algo in config.enabled.items():
         stages = list(registry.planned_stages(registry.load_algorithm(name, algo.class_path), algo, config))
         each = sum(shards[stage.shards] for stage in stages) + len(config.evaluation.on) * (shards["eval"] + 1)
         all_rounds = sum(read.rounds == "so_far" for stage in stages for read in stage.reads)

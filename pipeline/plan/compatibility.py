@@ -124,7 +124,7 @@ def _why_own(wanted: Config, ours: Config, gpu: bool) -> str | None:
         return "machines of Ray may lack vLLM"
     if gpu:
         return "vLLM was not measured on a GPU"
-    guides = any(algo.enabled and isinstance(algo, ValueAlgoConfig) for algo in wanted.algos.values())
+    guides = any(isinstance(algo, ValueAlgoConfig) for algo in wanted.enabled.values())
     for key, model in all_models(wanted).items():
         name = as_typed(f"{key}.path=", (), wanted.evaluation.also).removesuffix("=").removesuffix(".path")
         others = [] if model.kind == "smollm2" or _is_llama(model, "reference") else [name]
@@ -202,7 +202,7 @@ def _of_backend(config: Config, gpu: bool) -> Iterator[str]:
             yield from (f"{typed}: {package} was made for {needed}, {ours}" for needed in _unmet(package))
         if not gpu:
             yield from (f"{typed}: {why}, {ours}" for why in _of_heads(config))
-        online = [name for name, algo in config.algos.items() if algo.enabled and algo.draws_to_train]
+        online = [name for name, algo in config.enabled.items() if algo.draws_to_train]
         if online and schema.devices_per_training(config) > 1:
             yield (
                 f"{typed}: {', '.join(online)} draws while it trains, which vLLM does on one device. Use "
@@ -255,7 +255,7 @@ def _of_bits(config: Config, gpu: bool) -> Iterator[str]:
         whole = f"or use models.{name}.quantization=null"
         if lacking := _lacking(_BITS, "quantization", "" if gpu else OLDEST_ON_CPU):
             yield f"{typed} {lacking}, {whole}"
-        if trained := [key for key, algo in config.algos.items() if algo.enabled and _trains_policy(key, algo)]:
+        if trained := [key for key, algo in config.enabled.items() if _trains_policy(key, algo)]:
             yield (
                 f"{typed}: {', '.join(trained)} would train the policy, and only a frozen one can be in few bits. "
                 f"Use algorithms that leave it frozen (PITA, QSharp, CD, QSharp-HF, BestOfN, BlockSearch), {whole}"
@@ -277,7 +277,7 @@ def _trains_policy(name: str, algo: AlgoConfig) -> bool:
 
 
 def _of_optimizer(config: Config, gpu: bool) -> Iterator[str]:
-    trains = any(algo.enabled and algo.trains for algo in config.algos.values())
+    trains = any(algo.trains for algo in config.enabled.values())
     if config.training.optimizer is schema.Optimizer.adamw_8bit and trains:
         lacking = _lacking(_BITS, "quantization") if gpu else "is for GPUs, and this run uses none"
         if lacking:
@@ -373,7 +373,7 @@ def nucleus_beside_logprobs(config: Config) -> str | None:
     """
     if config.generation.top_p >= 1:
         return None
-    names = [name for name, algo in config.algos.items() if algo.enabled and algo.keeps_logprobs]
+    names = [name for name, algo in config.enabled.items() if algo.keeps_logprobs]
     if not names:
         return None
     return (

@@ -89,9 +89,7 @@ def chains(config: schema.Config) -> Iterator[Chain]:
     Raises:
         ConfigError: An algorithm cannot be loaded, or does not read the model that it should use.
     """
-    enabled = [
-        (name, load_algorithm(name, algo.class_path), algo) for name, algo in config.algos.items() if algo.enabled
-    ]
+    enabled = [(name, load_algorithm(name, algo.class_path), algo) for name, algo in config.enabled.items()]
     for name, kind, algo in enabled:
         for setting, other in taken_from(algo).items():
             read = {"start": START_TRAIN, "teacher": TEACHER_TRAIN}[setting]
@@ -106,8 +104,7 @@ def chains(config: schema.Config) -> Iterator[Chain]:
         return 1 + max((depth(other) for other in before[name] if other in before), default=0)
 
     enabled.sort(key=lambda each: depth(each[0]))
-    trained_on = [name for name, section in config.datasets.items() if section.trained_on]
-    for dataset, (model, section) in product(trained_on, config.models.items()):
+    for dataset, (model, section) in product(config.trained_on, config.models.items()):
         several = len(section.references) > 1
         for reference, seed in product(section.references, config.experiment.seeds):
             for name, kind, algo in [(REFERENCE, Reference, schema.AlgoConfig()), *enabled]:

@@ -179,9 +179,7 @@ def is_local(path: str) -> bool:
 def all_models(config: Config) -> dict[str, ModelConfig]:
     """Return the models of a request, and the checkpoints evaluated beside them, by the key of their section."""
     models = {f"models.{name}": model for name, model in config.models.items()}
-    also = {
-        name: algo for name, algo in config.algos.items() if isinstance(algo, CheckpointConfig) and algo.enabled
-    }
+    also = {name: algo for name, algo in config.enabled.items() if isinstance(algo, CheckpointConfig)}
     return models | {f"algos.{name}": algo.model for name, algo in also.items()}
 
 
@@ -296,8 +294,8 @@ def fetched_models(config: Config, needed: Collection[str]) -> list[str]:
 
 def teachers(config: Config) -> dict[str, HFModelConfig]:
     """Return the models that teach policies, by the key of the section that names each as its `teacher`."""
-    named = {name: algo for name, algo in config.algos.items() if isinstance(algo, DistilledConfig)}
-    return {f"algos.{name}": algo.model for name, algo in named.items() if algo.enabled and algo.model}
+    named = {name: algo for name, algo in config.enabled.items() if isinstance(algo, DistilledConfig)}
+    return {f"algos.{name}": algo.model for name, algo in named.items() if algo.model}
 
 
 def _all_places(config: Config) -> Iterator[tuple[str, str, str, Base, bool]]:
@@ -522,14 +520,14 @@ def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[st
         rewards = _of_rewards(f"datasets.{name}.grading.options", section, hashes.sha256)
         sources[name] = source_fingerprint(load_dataset(section), hashes.sha256)
         sources[name] |= {kind: files for kind, files in ((FILES, own), (REWARD_FILES, rewards)) if files}
-    for name, algo in config.algos.items():
-        if algo.enabled and isinstance(algo, CheckpointConfig):
+    for name, algo in config.enabled.items():
+        if isinstance(algo, CheckpointConfig):
             content = identity_of(algo.path, algo.revision, hashes.sha256)
             sources[f"algos.{name}"] = {FILES: {"path": content}}
         elif teacher := teachers(config).get(f"algos.{name}"):
             content = identity_of(str(teacher.path), teacher.revision, hashes.sha256)
             sources[f"algos.{name}"] = {FILES: {"teacher": content}}
-        elif algo.enabled and (own := _named(f"algos.{name}", _own_settings(algo), hashes.sha256)):
+        elif own := _named(f"algos.{name}", _own_settings(algo), hashes.sha256):
             sources[f"algos.{name}"] = {FILES: own}
     hashes.save()
     return sources

@@ -56,11 +56,8 @@ def check_pairs(config: Config) -> None:
     Raises:
         ConfigError: The message names the algorithm and the dataset.
     """
-    enabled = [algo for algo in config.algos.values() if algo.enabled]
-    asking = any(isinstance(algo, SFTConfig) or _takes_pairs(algo) for algo in enabled)
-    for name, section in config.datasets.items() if asking else ():
-        if not section.trained_on:
-            continue
+    asking = any(isinstance(algo, SFTConfig) or _takes_pairs(algo) for algo in config.enabled.values())
+    for name, section in config.trained_on.items() if asking else ():
         if not (dataset := load_dataset(section)).prepared:
             row = dataset.row(int(dataset.ids("train")[0]))
             paired = all(getattr(row, column) or row.columns.get(column) for column in ("chosen", "rejected"))
@@ -84,7 +81,7 @@ def row_problems(config: Config, facts: Mapping[str, Any]) -> Iterator[str]:
         facts: Facts on datasets from `learning.rewards.probe`: ``unpaired``, name -> columns of its rows;
             ``unanswered``, name -> (rows without completion, all rows); names of datasets with ``texts``.
     """
-    for algo, settings in [(name, section) for name, section in config.algos.items() if section.enabled]:
+    for algo, settings in config.enabled.items():
         asks = _takes_pairs(settings)
         labelled = isinstance(settings, (KTOConfig, ValueAlgoConfig))
         for name, columns in facts["unpaired"].items() if asks else ():
@@ -141,9 +138,8 @@ def check_tokenizers(config: Config) -> None:
         _check_room(config, key, model)
     for setting, reward in models_of_rewards(config).items():
         _check_words(setting, reward.path, all_tokens=True)
-    trained_on = {name: section for name, section in config.datasets.items() if section.trained_on}
     for name, model in config.models.items():
-        for dataset, section in trained_on.items() if isinstance(model, TinyModelConfig) else ():
+        for dataset, section in config.trained_on.items() if isinstance(model, TinyModelConfig) else ():
             made = load_dataset(section)
             check_demonstrations(dataset, made)
             if isinstance(model, TinyModelConfig) and (length := demonstration_length(made)) > model.n_positions:
@@ -154,7 +150,7 @@ def check_tokenizers(config: Config) -> None:
         # A model trained in the run has the vocabulary of its dataset.
         vocabularies = {
             f"made for {dataset}": {token: at for at, token in enumerate(load_dataset(section).vocabulary)}
-            for dataset, section in (trained_on.items() if not model.path else ())
+            for dataset, section in (config.trained_on.items() if not model.path else ())
         }
         if model.path is not None:
             key, folder = f"models.{name}.path", Path(tokenizer_place(model.path, None).path)
@@ -399,8 +395,8 @@ def try_rewards(
     # They use E[exp(R / eta)] from a single probability, which is right for two values.
     single = [
         name
-        for name, algo in config.algos.items()
-        if algo.enabled and isinstance(algo, QSharpConfig) and not isinstance(algo, CDConfig) and algo.atoms == 1
+        for name, algo in config.enabled.items()
+        if isinstance(algo, QSharpConfig) and not isinstance(algo, CDConfig) and algo.atoms == 1
     ]
     for name in used:
         for reward, settings in judges_of(config.datasets[name]).items():
@@ -416,7 +412,7 @@ def try_rewards(
     facts = {kind: answer.get(kind, {}) for kind in ("unpaired", "unanswered", "texts", "graded")}
     refuse_all([*answer.get("problems", ()), *row_problems(config, facts)])
     check_chat_templates(config, answer.get("conversations", ()))
-    datasets = [(name, section) for name, section in config.datasets.items() if single and section.trained_on]
+    datasets = config.trained_on.items() if single else ()
     graded = {name: facts["graded"].get(name) or _graded(section) for name, section in datasets}
     refuse_all(
         [
