@@ -271,8 +271,7 @@ def _splits(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:
 
 
 def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
-    grading = dataset.grading
-    weights = dataset.rewards or {dataset.reward: 1.0}
+    grading, weights = dataset.grading, dataset.reward_weights
     for name in weights:
         arguments = grading.options.get(name) or {}
         used = arguments.get("use", name) if isinstance(arguments, Mapping) else None

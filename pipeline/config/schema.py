@@ -365,6 +365,11 @@ class DatasetConfig(Settings):
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of a dataset of your own."""
 
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Rewards with their weights."""
+        return self.rewards or {self.reward: 1.0}
+
     def without_rewards(self) -> Self:
         """Return the same settings without rewards."""
         return replace(self, reward="", rewards={}, grading=GradingConfig())

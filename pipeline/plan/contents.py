@@ -263,8 +263,8 @@ def _of_dataset(dataset: schema.DatasetConfig) -> dict[str, int | str | None]:
 
 def reward_names(dataset: schema.DatasetConfig) -> list[str]:
     """Return the rewards of a dataset: names of shipped ones, or dotted paths."""
-    options, names = dataset.grading.options, dataset.rewards or [dataset.reward]
-    return [str((options.get(name) or {}).get("use", name)) for name in names if name]
+    options = dataset.grading.options
+    return [str((options.get(name) or {}).get("use", name)) for name in dataset.reward_weights if name]
 
 
 # -- source code -------------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def decided_pairs(dataset: DatasetConfig) -> float:
 
     1 if rewards are finer than right or wrong.
     """
-    names = set(dataset.rewards or [dataset.reward])
+    names = {*dataset.reward_weights}
     if not names <= set(REWARDS):  # without any import
         return 1.0
     return DECIDED if all(traits.verifies for traits in shipped_traits(dataset).values()) else 1.0

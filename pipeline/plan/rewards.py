@@ -35,6 +35,7 @@ from pipeline.learning.models.kinds import TinyModelConfig, is_adapters, tokeniz
 from pipeline.learning.rewards.judge import Asking, Judge, judges_of, key_of
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
+from pipeline.plan.contents import reward_names
 from pipeline.plan.models import (
     CONFIG,
     TEMPLATES,
@@ -461,7 +462,7 @@ def ask_judges(config: Config, used: Collection[str], hints: Path | None) -> Ite
 
 def _graded(section: DatasetConfig) -> str:
     """Say which reward is known to have more than two values, without looking at the user's code; "" for none."""
-    counted = [name for name, weight in (section.rewards or {section.reward: 1.0}).items() if weight]
+    counted = [name for name, weight in section.reward_weights.items() if weight]
     if len(counted) > 1:
         return f"the sum of its rewards {', '.join(counted)}"
     names = [name for name, traits in shipped_traits(section).items() if traits.graded]
@@ -469,17 +470,13 @@ def _graded(section: DatasetConfig) -> str:
 
 
 def _is_own(section: DatasetConfig) -> bool:
-    named = {str((section.grading.options.get(name) or {}).get("use", name)) for name in _names(section)}
-    return section.class_path is not None or bool(section.grading.options) or not named <= {*REWARDS, REWARD_MODEL}
+    shipped = {*reward_names(section)} <= {*REWARDS, REWARD_MODEL}
+    return section.class_path is not None or bool(section.grading.options) or not shipped
 
 
 def _leaves_open(section: DatasetConfig) -> bool:
     """Return whether only looking at the rewards tells which of them judges correctness."""
-    return len(_names(section)) > 1 and section.grading.correct_by is None
-
-
-def _names(section: DatasetConfig) -> list[str]:
-    return list(section.rewards or [section.reward])
+    return len(section.reward_weights) > 1 and section.grading.correct_by is None
 
 
 def in_local_files(section: DatasetConfig) -> bool:
@@ -507,7 +504,7 @@ def _ask(
     End it with everything its modules started.
     """
     limit_s = _MARGIN_S + sum(
-        section.grading.start_timeout_s + section.grading.timeout_s * len(_names(section))
+        section.grading.start_timeout_s + section.grading.timeout_s * len(section.reward_weights)
         for section in datasets.values()
     )
     tried = f"trying the rewards of {', '.join(datasets)} on a single row"
@@ -545,7 +542,7 @@ def _ask(
             raise ConfigError(f"{tried} took more than {limit_s:g} s. {hint}")
         output.seek(0)
         last = (output.read().decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
-    named = ", ".join(dict.fromkeys(name for section in datasets.values() for name in _names(section)))
+    named = ", ".join(dict.fromkeys(name for section in datasets.values() for name in section.reward_weights))
     raise ConfigError(
         f"the process that tries the rewards of {', '.join(datasets)} ended with {describe_exit(code)} and said: "
         f"{last}. Importing {named}, or what it imports, or making a row, ends the process"
