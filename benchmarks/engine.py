@@ -63,7 +63,7 @@ from pipeline.config.schema import Backend, ExecutionConfig, RayConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_jobs import make_pool
-from pipeline.engine.scheduler.loop import run_plan
+from pipeline.engine.scheduler.loop import Outside, run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.reactions import DEPTH
 from pipeline.engine.store.store import Store
@@ -144,15 +144,13 @@ def _carried_out(
     folder.mkdir(parents=True)
     journal = Journal(folder / "journal.jsonl")
     try:
-        return run_plan(
-            Plan(jobs, edges),
-            stored=(),
+        outside = Outside(
             store=Store(folder / "store"),
             pool=make_pool(settings, cpu_slots(workers), threads=1, log_dir=folder / "workers"),
             journal=journal,
             run_dir=folder,
-            settings=settings,
         )
+        return run_plan(Plan(jobs, edges), outside, stored=(), settings=settings)
     finally:
         journal.close()
 

@@ -50,7 +50,7 @@ from benchmarks.imagined import Clock, ImaginedPool, ImaginedStore, Speeds
 from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.journal import Journal, Listener
-from pipeline.engine.scheduler.loop import run_plan
+from pipeline.engine.scheduler.loop import Outside, run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.plan.graph import Job, Plan
 from pipeline.runs.run_view import RunView
@@ -288,18 +288,15 @@ def measure(case: Case, devices: int, seed: int = 0, *, talking: bool = False) -
         view = RunView(case.plan.jobs.values())
         began_s = time.process_time()
         with closing(journal):
-            outcome = run_plan(
-                case.plan,
-                stored=(),
-                store=ImaginedStore(folder / "store", case.plan, case.sizes),
+            outside = Outside(
                 pool=pool,
+                store=ImaginedStore(folder / "store", case.plan, case.sizes),
                 journal=journal,
                 run_dir=folder / "name" / "run",
-                settings=settings,
-                layout=layout,
                 listener=Listener(on_event=view.take),
                 clock=clock,
             )
+            outcome = run_plan(case.plan, outside, stored=(), settings=settings, layout=layout)
         cpu_s = time.process_time() - began_s - pool.cpu_s
         size = (folder / "journal.jsonl").stat().st_size
     return _measured(case, devices, seed, outcome, pool, cpu_s, size)

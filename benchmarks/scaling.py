@@ -37,7 +37,7 @@ from pipeline.config.schema import Barrier, ExecutionConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import Journal, JournalReader
 from pipeline.engine.run_jobs import make_pool
-from pipeline.engine.scheduler.loop import run_plan
+from pipeline.engine.scheduler.loop import Outside, run_plan
 from pipeline.engine.scheduler.outcome import Outcome, account
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.store import Store
@@ -103,15 +103,13 @@ def _carry_out(plan: Plan, devices: int, barrier: Barrier) -> Outcome:
         settings = ExecutionConfig(barrier=barrier)
         journal = Journal(folder / "journal.jsonl")
         try:
-            return run_plan(
-                plan,
-                stored=(),
+            outside = Outside(
                 store=Store(folder / "store"),
                 pool=make_pool(settings, cpu_slots(devices), threads=1, log_dir=folder / "workers"),
                 journal=journal,
                 run_dir=folder,
-                settings=settings,
             )
+            return run_plan(plan, outside, stored=(), settings=settings)
         finally:
             journal.close()
 

@@ -20,7 +20,7 @@ from pipeline.engine.devices import inventory
 from pipeline.engine.devices.select import Held, Layout, make_layout, plain_layout
 from pipeline.engine.journal import Journal, Listener
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.loop import Steering, run_plan
+from pipeline.engine.scheduler.loop import Outside, Steering, run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.shared import SharedStore
@@ -336,22 +336,25 @@ def run_jobs(
     )
     try:
         with closing(Journal(RunFolder(run_dir).journal)) as journal:
-            return run_plan(
-                plan,
-                stored=set(plan.jobs) - wanted,
-                store=store,
+            outside = Outside(
                 pool=pool,
+                store=store,
                 journal=journal,
                 run_dir=run_dir,
+                found=verified,
+                listener=listener or Listener(),
+                shared=shared,
+                held=held,
+            )
+            return run_plan(
+                plan,
+                outside,
+                stored=set(plan.jobs) - wanted,
                 settings=execution,
-                verified=verified,
                 layout=layout,
                 peaks=read_peaks(store.root),
-                listener=listener,
                 signals=signals,
-                shared=shared,
                 steering=steering,
-                held=held,
                 budget=budget,
             )
     finally:

@@ -16,7 +16,7 @@ from pipeline.engine.devices.inventory import Device, cpu_slots, read_levels
 from pipeline.engine.devices.select import make_layout
 from pipeline.engine.journal import Journal, JournalReader, Listener
 from pipeline.engine.run_jobs import make_pool
-from pipeline.engine.scheduler.loop import run_plan
+from pipeline.engine.scheduler.loop import Outside, run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.shared import SharedStore
 from pipeline.engine.store.store import Scratch, Store, remove_leftovers
@@ -122,19 +122,15 @@ class Engine:
         plan = plan_of(*jobs)
         view = RunView(plan.jobs.values(), set(stored))
         try:
-            outcome = run_plan(
-                plan,
-                stored=set(stored),
-                store=self.store,
+            outside = Outside(
                 pool=pool,
+                store=self.store,
                 journal=journal,
                 run_dir=self.run_dir,
-                settings=execution,
-                layout=layout,
-                peaks=peaks,
                 listener=Listener(on_event=view.take, on_tick=lambda: watcher(view), on_stop=on_stop),
                 shared=shared,
             )
+            outcome = run_plan(plan, outside, stored=set(stored), settings=execution, layout=layout, peaks=peaks)
         finally:
             journal.close()
             self.journal = list(JournalReader(path).new_events())

@@ -22,7 +22,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -67,7 +67,10 @@ class Outside:
         pool: The workers.
         store: Store of the outputs.
         journal: Receives every change of state.
-        verified: Notes on which stored outputs were found intact.
+        run_dir: Folder of the run: logs of the jobs, and links to their outputs.
+        found: Notes on which stored outputs were found intact while planning; None if none was checked.
+        verified: The same with what is found during the run.
+        scratch: Folder of unfinished outputs.
         listener: Callbacks of the run.
         claims: Job -> lock on its key, so that no other run that shares the store computes it meanwhile.
         broken: Why the journal can no longer be written, or "". The run must end then: its journal would not show
@@ -80,7 +83,10 @@ class Outside:
     pool: Pool
     store: Store
     journal: Journal
-    verified: Verified
+    run_dir: Path
+    found: InitVar[Verified | None] = None
+    verified: Verified = field(init=False)
+    scratch: Scratch = field(init=False)
     listener: Listener = field(default_factory=Listener)
     claims: dict[str, Claim] = field(default_factory=dict)
     broken: str = ""
@@ -90,6 +96,12 @@ class Outside:
     _untold: list[Event] = field(default_factory=list)
     _must_force: bool = False
     _forced_s: float = 0.0
+
+    def __post_init__(self, found: Verified | None) -> None:
+        # The process id distinguishes two runs that were started in the same second.
+        name = f"{self.run_dir.parent.name}-{self.run_dir.name}-{os.getpid()}"
+        self.scratch = Scratch(self.store.scratch(name))
+        self.verified = found or Verified(self.store, self.scratch.path / "verified")
 
     # -- what was decided --------------------------------------------------------------------------------------
 
@@ -275,7 +287,6 @@ class Loop:
 
     run: effects.Run
     outside: Outside
-    scratch: Scratch
     signals: StopSignals
     steering: Steering | None = None
     change: Change | None = None
@@ -311,7 +322,7 @@ class Loop:
         return outcome
 
     def _start(self) -> None:
-        pool, scratch = self.outside.pool, self.scratch
+        pool, scratch = self.outside.pool, self.outside.scratch
         with explaining(StoreError, f"could not make {scratch.path}", REMEDY):
             scratch.open()
         for worker in self.run.state.workers:
@@ -345,7 +356,7 @@ class Loop:
             self.outside.pool.stop(self._take, hurry=[self.signals.fileno()])
         finally:
             self.outside.settle()
-            self.scratch.close()
+            self.outside.scratch.close()
 
     def _steer(self) -> bool:
         """Carry out the next request, once no job runs that the plan is to lack; return whether there was one."""
@@ -499,64 +510,35 @@ def stopping(signal_name: str, running: Sequence[str], grace_s: float) -> str:
 
 def run_plan(
     plan: Plan,
+    outside: Outside,
     *,
     stored: Collection[str],
-    store: Store,
-    pool: Pool,
-    journal: Journal,
-    run_dir: Path,
     settings: ExecutionConfig,
-    verified: Verified | None = None,
     layout: Layout | None = None,
     peaks: Mapping[str, int] | None = None,
-    listener: Listener | None = None,
     signals: StopSignals | None = None,
-    shared: SharedStore | None = None,
     steering: Steering | None = None,
-    held: Held | None = None,
     budget: BudgetConfig | None = None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Carry out a plan. When this returns or raises, no worker is alive and no unfinished output is left.
 
     Args:
         plan: The plan.
+        outside: What carries it out; its pool is not started yet.
         stored: Ids of the jobs that need not run.
-        store: Store of the outputs.
-        pool: The pool, not started yet.
-        journal: Receives every change of state.
-        run_dir: Folder of the run: logs of the jobs, and links to their outputs.
         settings: Barrier, retries, number of models that a worker keeps.
-        verified: Outputs found intact while planning; None if none was checked.
         layout: Which device each worker is on; one worker per device if None.
         peaks: Device memory of jobs in earlier runs, by `Job.memory_kind`.
-        listener: Callbacks of the run.
         signals: Signal handling of the caller, who keeps it before and after the jobs; a signal received already
             ends the run.
-        shared: The store shared with other machines, if there is one.
         steering: Changes the plan, and the devices, while it is carried out.
-        held: The devices; None if they stay.
         budget: What the run may spend; None for no limit.
-        clock: Monotonic seconds.
 
     Raises:
         PlanError: The plan cannot be carried out by this engine.
         WorkerError: Workers cannot be started.
     """
-    # The process id distinguishes two runs that were started in the same second.
-    scratch = Scratch(store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}"))
-    verified = verified or Verified(store, scratch.path / "verified")
-    outside = Outside(
-        pool=pool,
-        store=store,
-        journal=journal,
-        verified=verified,
-        listener=listener or Listener(),
-        clock=clock,
-        shared=shared,
-        held=held,
-    )
-    layout = layout or plain_layout(pool.size)
+    layout = layout or plain_layout(outside.pool.size)
     reactions.check_runnable(plan, layout, stored, peaks)
     state = RunState(
         plan,
@@ -575,11 +557,10 @@ def run_plan(
         state=state,
         settings=settings,
         # Workers get absolute paths, as they may have another working directory.
-        folder=RunFolder(run_dir.absolute()),
-        store=str(store.root.absolute()),
-        scratch=str(scratch.path.absolute()),
-        verified=str(verified.folder.absolute()),
+        folder=RunFolder(outside.run_dir.absolute()),
+        store=str(outside.store.root.absolute()),
+        scratch=str(outside.scratch.path.absolute()),
+        verified=str(outside.verified.folder.absolute()),
         budget=budget or BudgetConfig(),
     )
-    signals = signals or StopSignals()
-    return Loop(run=run, outside=outside, scratch=scratch, signals=signals, steering=steering).carry_out()
+    return Loop(run=run, outside=outside, signals=signals or StopSignals(), steering=steering).carry_out()

@@ -48,7 +48,8 @@ def outside(tmp_path: Path, events: list[Event]) -> Iterator[Outside]:
         pool=cast("Pool", Told()),
         store=store,
         journal=journal,
-        verified=verified,
+        run_dir=tmp_path / "name" / "run",
+        found=verified,
         listener=Listener(on_event=events.append),
     )
     journal.close()
