@@ -205,9 +205,7 @@ def _extended(runs: list[RunFolder]) -> RunFolder:
 def _refuse_of_run(given: list[str], output_dir: Path, asked: _Extension) -> None:
     """Reject words that name neither an experiment nor a checkpoint, and checkpoints without a test set."""
     for word in given:
-        if not Path(word).exists() and not is_hub_id(word.partition("@")[0]):
-            raise ConfigError(f"'{word}' is no experiment of {output_dir}, no file or folder, and no hub id")
-        if not Path(word).exists() and "/" not in word:
+        if not Path(word).exists() and not ("/" in word and is_hub_id(word.partition("@")[0])):
             known = [path.parent.name for path in output_dir.glob("*/latest")]
             said = unknown_name("experiment", word, known)
             raise ConfigError(f"{said} A checkpoint is a folder, a GGUF file or a hub id OWNER/NAME.")

@@ -207,8 +207,7 @@ def _check_free(to: Path) -> None:
 
 def _check_fold(model: Trained, fold: int | None) -> None:
     if fold is not None and fold >= (count := len(model.reward_models)):
-        there = f"must be 0 to {count - 1}" if count > 1 else "there is one reward model; leave --fold out"
-        raise ConfigError(f"--fold {fold}: {there}")
+        raise ConfigError(f"--fold {fold}: there are {count} reward models, from 0 on")
 
 
 def _check_whole(store: Store, model: Trained) -> None:

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 
 from pipeline.commands import request as requests
 from pipeline.commands.request import Request
-from pipeline.config.schema import AlgoConfig, Config, DeviceChoice, DryRun, ModelConfig, continued_from
+from pipeline.config.schema import AlgoConfig, Config, DryRun, ModelConfig, continued_from
 from pipeline.engine.run_jobs import add_forecast, read_durations, read_forecasts, run_jobs, update_durations
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.ready import ranks_of_rows
@@ -126,13 +126,7 @@ def tell_time(
     number, name = len(request.used_devices), request.gpu
     where = f"{number} x {name}" if name else count(number, "CPU slot")
     if request.is_elsewhere:
-        asks = request.config.distributed.num_gpus is not None or request.config.device is DeviceChoice.cuda
-        here = "this machine has too few usable GPUs to run it"
-        if not asks:
-            here = (
-                "the GPU of the profile. This machine has none, and runs on CPU slots (device=cpu plans for them)"
-            )
-        say(console, f"Planned for {where}: {here}.")
+        say(console, f"Planned for {where}, which this machine has not. device=cpu plans for its CPU slots.")
     line = f"Time on {where}: {told}."
     if unsettled is not None:
         request, told = unsettled

@@ -170,8 +170,7 @@ def _compare_methods(
     """Compare the methods of one run within limits; None for limits on its whole front."""
     name, _, stamp = names[0].rstrip("/").partition("/")
     if len(names) > 1:
-        word = "--at compares" if limits is not None else "--front compares"
-        raise ConfigError(f"{word} the methods of one run: give one NAME, or NAME/TIMESTAMP, with it")
+        raise ConfigError("--at and --front compare methods of one run: give one NAME, or NAME/TIMESTAMP")
     run = load(choose_run(output_dir, name, stamp or None))
     if csv is not None and not is_standard_output(csv):
         refuse_records("--csv", csv, [run])

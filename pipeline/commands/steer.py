@@ -123,8 +123,8 @@ def command(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.O
         raise ConfigError(f"{name} was not started from a command line, so no command repeats it")
     if (standing := read_standing(loaded.folder)) is not None and standing.racing:
         sys.stderr.write("the race is not over; this is what it has decided by now\n")
-    if made.settings and (experiment := loaded.config.get("experiment") or {}).get("race"):
-        decided = {f"experiment.{key}": experiment.get(key) or {} for key in ("looks", "last_rounds")}
+    if made.settings and loaded.setting("experiment.race"):
+        decided = {key: loaded.setting(key) or {} for key in ("experiment.looks", "experiment.last_rounds")}
         settings = steering.without_race(made.settings, decided)
         line = shlex.join(steering.command_after(made.command, made.settings, settings))
     sys.stdout.write(f"{printable(line)}\n")

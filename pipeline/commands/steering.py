@@ -24,7 +24,7 @@ import yaml
 from pipeline.commands import request as requests
 from pipeline.commands.request import Request, Stored
 from pipeline.config import load
-from pipeline.config.plain import brief, default_values, refuse_all, to_plain
+from pipeline.config.plain import brief, default_values, refuse_all, to_plain, value_at
 from pipeline.config.schema import AlgoConfig, Backend, Config, continued_from
 from pipeline.config.tables import ALGORITHMS, choices_of, point_of
 from pipeline.engine.devices import inventory, select
@@ -316,7 +316,6 @@ def _refuse_needed(chain: str, chains: Mapping[str, str], last: int, config: Con
 
 
 _SETTING = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
-_TOTALS = ("rounds_of_training",)
 _ADDS = (
     *("algos", "dataset", "model", "experiment.seeds", "rounds_of_training"),
     *("evaluation.on", "evaluation.also", "evaluation.num_"),
@@ -362,7 +361,7 @@ def _added(settings: Sequence[str], config: Config, words: Sequence[str]) -> lis
                 raise ConfigError(f"add {word}: the run has that already")
             values[key] = [*before, *more]
             continue
-        if key in _TOTALS and isinstance(before, int):
+        if key == "rounds_of_training":
             total = yaml.safe_load(value[2])
             if not isinstance(total, int) or total <= before:
                 raise ConfigError(f"add {word}: a new total, and the run has {before} already")
@@ -383,10 +382,7 @@ def _value(config: Config, key: str) -> Any:
         sections: Mapping[str, Any] = config.datasets if key == "dataset" else config.models
         files = choices_of(key)
         return [name for name, own in sections.items() if name in files and getattr(own, "trained_on", True)]
-    value: Any = to_plain(config)
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
+    return value_at(to_plain(config), key)
 
 
 def _cloned(asked: Asked, settings: Sequence[str], config: Config, chains: Mapping[str, str]) -> list[str]:

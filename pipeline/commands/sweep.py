@@ -36,7 +36,7 @@ from pipeline.terminal.console import make_console, print_json, say
 from pipeline.terminal.console import watch as watch_it
 
 # What carries out or reports whole runs is imported late: Hydra and numpy take long to load.
-app = typer.Typer(no_args_is_help=True, help="Search settings with many trials, and look at them.")
+app = typer.Typer(no_args_is_help=True)
 log = logging.getLogger("pipeline")
 FAILED = 1
 

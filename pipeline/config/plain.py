@@ -248,6 +248,13 @@ def held(value: object, key: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{key}[{index}]", entry) for index, entry in enumerate(value))
 
 
+def value_at(settings: Any, key: str) -> Any:
+    """Return the value of plain settings at a dotted key; None where there is none."""
+    for part in key.split("."):
+        settings = settings.get(part) if isinstance(settings, Mapping) else None
+    return settings
+
+
 def brief(value: object) -> str:
     """Format a value for a message: in one line, shortened."""
     try:

@@ -14,6 +14,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
+from pipeline.config.plain import value_at
 from pipeline.config.schema import Config
 from pipeline.config.tables import is_mean, point_of
 from pipeline.runs.cost import CostRow
@@ -155,7 +156,7 @@ def settings_of(config: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
 
 def _sets_of(config: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
     """Yield the test sets: they change the mean of all of them, and no other result."""
-    if isinstance(sets := (config.get("evaluation") or {}).get("on"), list):
+    if isinstance(sets := value_at(config, "evaluation.on"), list):
         yield _SETS, ", ".join(map(str, sets))
 
 

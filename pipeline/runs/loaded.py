@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import yaml
 
+from pipeline.config.plain import value_at
 from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.journal import JournalReader
 from pipeline.engine.run_folder import RunFolder
@@ -106,6 +107,10 @@ class LoadedRun:
         except ConfigError:
             return {}
 
+    def setting(self, key: str) -> Any:
+        """Return the plain value of a setting by its dotted key; None where it cannot be read."""
+        return value_at(self.config, key)
+
     def read_config(self) -> dict[str, Any]:
         """Return the resolved configuration as plain data.
 
@@ -163,8 +168,7 @@ class LoadedRun:
     @cached_property
     def store(self) -> Store:
         """The store of its outputs."""
-        execution = self.config.get("execution")
-        chosen = execution.get("store") if isinstance(execution, dict) else None
+        chosen = self.setting("execution.store")
         default = self.folder.path.parent.parent / ".store"
         return Store((Path(chosen) if isinstance(chosen, str) and chosen else default).absolute())
 

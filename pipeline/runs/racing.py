@@ -120,16 +120,18 @@ def round_share(number: int, first_rounds: int) -> float:
     return share(0) / first_rounds if number <= first_rounds else share(number - first_rounds)
 
 
-def decide(place: str, rounds: Mapping[str, Collection[int]], rules: Rules, outcomes: Outcomes) -> Standing:
-    """Judge the chains of one dataset, model, reference and seed by all outcomes so far.
+def decide(
+    found: Standing, place: str, rounds: Mapping[str, Collection[int]], rules: Rules, outcomes: Outcomes
+) -> Standing:
+    """Add to a standing that of the chains of one dataset, model, reference and seed, by all outcomes so far.
 
     Args:
+        found: The standing, of chains of other places so far.
         place: Name of these, see `Pair`.
         rounds: Chain -> its rounds; all chains of the race.
         rules: The rules.
         outcomes: The outcomes. Those beyond the looks that are decided change nothing.
     """
-    found = Standing(settings="", num_prompts=rules.num_prompts)
     older = list[str]()
     for entry in entries_of(dict.fromkeys(map(_algo, rounds), 0) | dict(rules.entries), rules.alpha):
         own = [name for name in rounds if _algo(name) in entry.algos]
@@ -172,7 +174,8 @@ def _decide_entry(
         for name in own:  # rounds before its own first one are another chain's
             found.looks.setdefault(name, [rules.look] * (number - 1)).append(rules.num_prompts)
         if rules.until is Until.best:
-            gone = {f"{there.place}/{pair.worse}" for pair in found.pairs if pair.round == number and pair.better}
+            at = there.place, number
+            gone = {f"{pair.place}/{pair.worse}" for pair in found.pairs if (pair.place, pair.round) == at}
             left = [name for name in left if name in own or name not in gone]
         if not own or len(left) < 2 or there.entry.seen >= rules.num_prompts:
             continue
@@ -308,33 +311,23 @@ def stand(config: Config, plan: Plan, store: Store, rows: Mapping[str, Mapping[s
     others |= {continued_from(algo)[0] or "" for algo in config.algos.values() if algo.enabled}
 
     def outcomes(name: str, number: int) -> Floats:
-        found = [np.zeros(0)]
+        parts = [np.zeros(0)]
         for job in sorted(shards[name][number], key=lambda job: job.shard or 0):
             try:
-                found.append(shard_outcomes(store.root, job.key, race.metric))
+                parts.append(shard_outcomes(store.root, job.key, race.metric))
             except (JobError, ForeignDataError, OSError):  # not stored, or not whole
-                return np.concatenate(found)
-        values = np.concatenate(found)
+                return np.concatenate(parts)
+        values = np.concatenate(parts)
         return np.concatenate([values, np.full(max(0, everything - len(values)), np.nan)])
 
-    parts = []
+    settings = f"{race.metric}, alpha {race.alpha:g}, until {race.until.name}"
+    found = Standing(settings=settings, num_prompts=everything, added=race.added)
     for place in dict.fromkeys(name.rpartition("/")[0] for name in shards):
         own = {name: rounds for name, rounds in shards.items() if name.rpartition("/")[0] == place}
         kept = [name for name in own if name.rpartition("/")[2] in others]
         there = rows.get(place.partition("/")[0], {}).get(config.evaluation.split, everything)
-        own_rules = replace(rules, kept=kept, num_prompts=min(everything, there))
-        parts.append(decide(place, own, own_rules, outcomes))
-    return Standing(
-        settings=f"{race.metric}, alpha {race.alpha:g}, until {race.until.name}",
-        num_prompts=everything,
-        looks={name: of for part in parts for name, of in part.looks.items()},
-        racing={name: of for part in parts for name, of in part.racing.items()},
-        grows={name: of for part in parts for name, of in part.grows.items()},
-        stopped={name: of for part in parts for name, of in part.stopped.items()},
-        awaited=[of for part in parts for of in part.awaited],
-        pairs=[pair for part in parts for pair in part.pairs],
-        added=race.added,
-    )
+        decide(found, place, own, replace(rules, kept=kept, num_prompts=min(everything, there)), outcomes)
+    return found
 
 
 def _entries(race: RaceConfig, config: Config) -> dict[str, int]:

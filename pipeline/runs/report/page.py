@@ -49,7 +49,6 @@ _OVERHEAD = 40
 """Characters that a completion takes besides its text."""
 MOST_READ, FEWEST_READ = 20_000, 20
 """Most completions to read, which takes half a second, and fewest of each job."""
-EVALUATE = "evaluate"
 
 Object = dict[str, Any]
 _Row = TypeVar("_Row", PooledRow, ResultRow, ComputeRow, CostRow)
@@ -103,7 +102,7 @@ def run_page(run: LoadedRun, name: str) -> Object:
         "facts": _facts(run),
         "places": list(dict.fromkeys(map(place_of, results.pooled))),
         "algos": words.drawn_methods(results),
-        "checkpoints": list((run.config.get("evaluation") or {}).get("also") or {}),
+        "checkpoints": list(run.setting("evaluation.also") or {}),
         "metrics": metrics_of(results),
         "tables": tables_of(results, compute),
         "series": series_of(results),
@@ -155,8 +154,8 @@ def _facts(run: LoadedRun) -> list[tuple[str, str]]:
 
 def _unfinished(run: LoadedRun) -> Iterator[str]:
     """Yield notes on a run that was changed, is not over or lacks something that no later run made either."""
-    experiment, rounds = run.config.get("experiment") or {}, run.config.get("rounds_of_training", 0)
-    yield from stopped_chains(experiment.get("last_rounds") or {}, rounds)
+    last_rounds = run.setting("experiment.last_rounds") or {}
+    yield from stopped_chains(last_rounds, run.setting("rounds_of_training") or 0)
     yield from added_later(run.origin, run.view.answers)
     yield from (str(answer) for answer in run.view.answers if answer.by != RACE)
     state, views = run.state, run.view.jobs
@@ -282,10 +281,10 @@ def _stages(compute: Compute) -> list[Object]:
 
 
 def _samples(run: LoadedRun, compute: Compute) -> Object:
-    evaluating = [job for job in run.jobs.values() if job.stage == EVALUATE]
-    evaluated = sum(row.answers or 0 for row in compute.rows if row.stage == EVALUATE)
+    evaluating = [job for job in run.jobs.values() if job.stage == race.EVALUATE]
+    evaluated = sum(row.answers or 0 for row in compute.rows if row.stage == race.EVALUATE)
     most_each = max(FEWEST_READ, MOST_READ // max(1, len(evaluating)))
-    return samples_of(run.samples(lambda job: job.stage == EVALUATE, most_each), evaluated)
+    return samples_of(run.samples(lambda job: job.stage == race.EVALUATE, most_each), evaluated)
 
 
 def samples_of(samples: Iterable[tuple[Job, Sample]], there: int, most: int = MOST_TEXT) -> Object:

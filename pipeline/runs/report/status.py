@@ -47,8 +47,7 @@ _RULER = Console(file=io.StringIO(), color_system=None)
 
 def is_on_ray(run: LoadedRun) -> bool:
     """Return whether Ray places the workers of a run."""
-    execution = run.config.get("execution")
-    return isinstance(execution, dict) and execution.get("backend") == Backend.ray.value
+    return bool(run.setting("execution.backend") == Backend.ray.value)
 
 
 def place_in_words(run: LoadedRun) -> str:
@@ -354,7 +353,7 @@ def _waits(run: LoadedRun, job: JobView, engine: bool | None) -> Lines:
     elif not reason:
         waits = f"a free worker; {count(len(run.view.having('running')), 'job')} run now"
         earlier = [other for other in views.values() if other.round < job.round and not other.settled]
-        if earlier and (run.config.get("execution") or {}).get("barrier") == "round":
+        if earlier and run.setting("execution.barrier") == "round":
             waits = f"{count(len(earlier), 'job')} of earlier rounds (execution.barrier=round)"
         yield f"What it reads is there. It waits for {waits}."
 

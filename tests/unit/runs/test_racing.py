@@ -30,6 +30,10 @@ def answers(*shares: float, seed: int = 0) -> dict[str, Floats]:
     }
 
 
+def begun(rules: Rules) -> Standing:
+    return Standing(settings="", num_prompts=rules.num_prompts)
+
+
 def judged(
     *rounds: Mapping[str, Floats], there: int = 1000, rules: Rules = RULES, chains: int | None = None
 ) -> Standing:
@@ -40,7 +44,7 @@ def judged(
     def outcomes(name: str, number: int) -> Floats:
         return rounds[number - 1].get(name, nothing)[:there] if number <= len(rounds) else nothing
 
-    return decide(PLACE, dict.fromkeys(names, (1, 2)), rules, outcomes)
+    return decide(begun(rules), PLACE, dict.fromkeys(names, (1, 2)), rules, outcomes)
 
 
 def carried_out(*rounds: Mapping[str, Floats], rules: Rules = RULES) -> list[Standing]:
@@ -53,7 +57,13 @@ def carried_out(*rounds: Mapping[str, Floats], rules: Rules = RULES) -> list[Sta
         return rounds[number - 1].get(name, nothing)[: has.get((name, number), 0)]
 
     while not standings or standings[-1].racing:
-        standing = decide(PLACE, dict.fromkeys(rounds[0], (1, 2)), rules, outcomes)
+        standing = decide(
+            begun(rules),
+            PLACE,
+            dict.fromkeys(rounds[0], (1, 2)),
+            rules,
+            outcomes,
+        )
         assert standing not in standings
         standings.append(standing)
         has = {
@@ -118,7 +128,13 @@ def test_a_chain_that_the_user_takes_out_changes_nothing_that_is_decided() -> No
             def outcomes(name: str, number: int, before: Standing = before) -> Floats:
                 return CLEAR[name][: dict(enumerate(before.looks[name], 1)).get(number, 0)]
 
-            after = decide(PLACE, rounds, replace(rules, entries=dict.fromkeys("ABC", 0)), outcomes)
+            after = decide(
+                begun(rules),
+                PLACE,
+                rounds,
+                replace(rules, entries=dict.fromkeys("ABC", 0)),
+                outcomes,
+            )
             for name in rounds:
                 decided = before.looks[name][: before.racing.get(name, 9) - 1]
                 assert after.looks.get(name, [])[: len(decided)] == decided
