@@ -180,11 +180,11 @@ def values_of(rows: Sequence[record.ResultRow]) -> dict[str, float]:
 
     Without differences to another policy: what these are between is not the same in every trial.
     """
-    values: dict[str, list[float]] = defaultdict(list)
-    chains = {record.place_of(row) for row in rows}
-    for row in rows:
-        if row.value is not None and record.COMPARED not in row.metric:
-            values[row.metric].append(row.value)
+    chains, own = (
+        {record.place_of(row) for row in rows},
+        [row for row in rows if record.COMPARED not in row.metric],
+    )
+    values = record.grouped((row.metric, row.value) for row in own if row.value is not None)
     means = {metric: fmean(column) for metric, column in values.items() if len(column) == len(chains)}
     if objective := next((metric for metric in record.PRIMARY_METRICS if metric in means), None):
         means[OBJECTIVE] = means[objective]

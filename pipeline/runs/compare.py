@@ -19,7 +19,7 @@ from pipeline.config.schema import Config
 from pipeline.config.tables import is_mean, point_of
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.record import ByMetric, PooledRow, by_method, cells_of, csv_text, primary_metric
+from pipeline.runs.record import PooledRow, by_method, cells_of, csv_text, grouped, primary_metric
 from pipeline.runs.report.format import decimal, places_of, reading_order, short, si, title
 from pipeline.runs.report.tables import LEAST_NAME, about_bounds, numbers, result_columns
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, align, told_table
@@ -245,10 +245,8 @@ def _labels(runs: Sequence[LoadedRun]) -> list[str]:
 
 def _primary(runs: Iterable[LoadedRun]) -> Mapping[tuple[str, str], str]:
     """Return the metric by which methods of a dataset and model are judged in all runs."""
-    by_place: dict[tuple[str, str], list[ByMetric]] = {}
-    for run in runs:
-        for place, methods in by_method(run.results.pooled).items():
-            by_place.setdefault(place, []).extend(cells_of(methods))
+    methods = (item for run in runs for item in by_method(run.results.pooled).items())
+    by_place = grouped((place, cell) for place, own in methods for cell in cells_of(own))
     return {place: primary_metric(cells) or "" for place, cells in by_place.items()}
 
 

@@ -251,13 +251,10 @@ def costs_of(
     """
     from pipeline.runs.pooling import whole_grid  # numpy too, which reading costs does not need
 
-    spent: dict[_Method, list[ComputeRow]] = {}
-    for row in compute:
-        spent.setdefault((row.dataset, row.model, row.algo), []).append(row)
-    cells: dict[tuple[_Method, int], set[tuple[int, int]]] = {}
-    for result in results:
-        method = (result.dataset, result.model, result.algo)
-        cells.setdefault((method, result.round), set()).add((record.place_of(result)[2], result.seed))
+    spent = record.grouped(((row.dataset, row.model, row.algo), row) for row in compute)
+    cells = record.grouped(
+        (((row.dataset, row.model, row.algo), row.round), (record.place_of(row)[2], row.seed)) for row in results
+    )
 
     def of_chain(method: _Method, cell: tuple[int, int], number: float) -> list[ComputeRow]:
         """Return the rows of a chain up to a round: its own, those shared by seeds, and of models that it uses."""

@@ -230,9 +230,7 @@ class Stored:
             for job in jobs
             if job.weights and (run.store.is_removed(job.key) or not run.store.is_committed(job.key))
         }
-        chains: dict[tuple[str, str, str, int], list[record.ResultRow]] = {}
-        for row in results.rows:
-            chains.setdefault((row.dataset, row.model, row.algo, row.round), []).append(row)
+        chains = record.grouped(((row.dataset, row.model, row.algo, row.round), row) for row in results.rows)
         read = record.prompt_reader(run.store, jobs, record.log_problem)
 
         @cache

@@ -35,7 +35,7 @@ from pipeline.plan.graph import Job
 from pipeline.plan.recorded import RecordedPlan
 from pipeline.runs import trackers
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.record import METRICS_STAGE, reading
+from pipeline.runs.record import METRICS_STAGE, grouped, reading
 from pipeline.terminal.streams import printable
 
 _NAMES = ("name", "class_path", "_schema_")
@@ -58,9 +58,7 @@ log = logging.getLogger("pipeline")
 
 def tracked_chains(plan: RecordedPlan, experiment: str) -> list[trackers.TrackedChain]:
     """Return the chains of a plan, in its order; references are chains too."""
-    by_chain: dict[str, list[Job]] = {}
-    for job in plan.jobs.values():
-        by_chain.setdefault(job.chain, []).append(job)
+    by_chain = grouped((job.chain, job) for job in plan.jobs.values())
     return [
         trackers.TrackedChain(
             id=_id(experiment, chain, jobs),

@@ -37,7 +37,7 @@ from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, compute_of, read_compute, results_of
 from pipeline.runs.origin import FILE, Origin, read_origin
 from pipeline.runs.progress import Progress, read_progress
-from pipeline.runs.record import Results, log_problem, place_of, read_results, reading
+from pipeline.runs.record import Results, grouped, log_problem, place_of, read_results, reading
 from pipeline.runs.report.format import command
 from pipeline.runs.run_view import AttemptView, JobView, RunView, Span
 
@@ -362,12 +362,12 @@ def _first_prompts(samples: Iterable[formats.Sample], most: int | None) -> Itera
 
 def removed_weights(run: LoadedRun) -> dict[str, list[int]]:
     """Return chain -> rounds whose weights were removed."""
-    return _rounds(_removed(run))
+    return rounds_of(_removed(run))
 
 
 def lost_outputs(run: LoadedRun) -> dict[str, list[int]]:
     """Return chain -> rounds that the run has trained but whose outputs are no longer in the store."""
-    return _rounds(
+    return rounds_of(
         job
         for job in run.jobs.values()
         if job.weights and run.view.jobs[job.id].status == "done" and not run.store.is_committed(job.key)
@@ -383,11 +383,10 @@ def _removed(run: LoadedRun) -> list[Job]:
     return [job for job in run.jobs.values() if job.weights and run.store.is_removed(job.key)]
 
 
-def _rounds(jobs: Iterable[Job]) -> dict[str, list[int]]:
-    by_chain: dict[str, set[int]] = {}
-    for job in jobs:
-        by_chain.setdefault(job.chain, set()).add(job.round)
-    return {chain: sorted(rounds) for chain, rounds in by_chain.items()}
+def rounds_of(jobs: Iterable[Job]) -> dict[str, list[int]]:
+    """Return chain -> rounds that have jobs."""
+    by_chain = grouped((job.chain, job.round) for job in jobs)
+    return {chain: sorted(set(rounds)) for chain, rounds in by_chain.items()}
 
 
 # -- job logs ----------------------------------------------------------------------------------------------------

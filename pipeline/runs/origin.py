@@ -28,7 +28,7 @@ from pipeline.learning.rewards.judge import judges_of
 from pipeline.outputs import formats
 from pipeline.outputs.manifest import NotAnOutputError, read_manifest
 from pipeline.plan.graph import Job
-from pipeline.runs.record import MANY_CUT
+from pipeline.runs.record import MANY_CUT, grouped
 from pipeline.runs.report.format import count, logs_command
 from pipeline.runs.run_view import Answer
 
@@ -253,11 +253,8 @@ def collect_notes(store: Store, jobs: Iterable[Job], config: Config) -> list[str
         jobs: Jobs of a plan.
         config: Settings of the run.
     """
-    rounds: dict[tuple[str, str], list[int]] = {}
     ordered = sorted(jobs, key=lambda job: (job.chain, job.round, job.stage))
-    for job in ordered:
-        for note in _notes_of(store, job):
-            rounds.setdefault((job.chain, note), []).append(job.round)
+    rounds = grouped(((job.chain, note), job.round) for job in ordered for note in _notes_of(store, job))
     notes = [f"{chain}, {_rounds(numbers)}: {note}" for (chain, note), numbers in rounds.items()]
     return [*notes, *_of_texts(store, ordered, config), *_of_pairs(config), *_of_judges(store, ordered)]
 

@@ -70,9 +70,7 @@ class Grid:
 
 def whole_grid(cells: Collection[GridCell]) -> Grid:
     """Return the seeds that all references have; if there are none, the reference with most seeds."""
-    by_reference: dict[int, set[int]] = {}
-    for reference, seed in cells:
-        by_reference.setdefault(reference, set()).add(seed)
+    by_reference = {reference: set(seeds) for reference, seeds in record.grouped(cells).items()}
     common = set.intersection(*by_reference.values()) if by_reference else set()
     if by_reference and not common:
         most = max(sorted(by_reference), key=lambda reference: len(by_reference[reference]))
@@ -422,10 +420,8 @@ def _mean_of_sets(sets: Mapping[tuple[str, str], _Rounds]) -> dict[tuple[str, st
     place = evaluated_on(point_of(dataset)[0], MEAN)
     found: dict[tuple[str, int], list[record.ResultRow]] = {}
     for method in set.intersection(*(set(one) for one in sets.values())):
-        cells: dict[GridCell, list[record.ResultRow]] = {}
-        for row in (row for one in sets.values() for row in one[method] if row.metric == metric):
-            cells.setdefault((record.place_of(row)[2], row.seed), []).append(row)
-        for own in cells.values():
+        rows = [row for one in sets.values() for row in one[method] if row.metric == metric]
+        for own in record.grouped(((record.place_of(row)[2], row.seed), row) for row in rows).values():
             values = [row.value for row in own if row.value is not None]
             if len(values) == len(sets):
                 number = sum(row.n for row in own)

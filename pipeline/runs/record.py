@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
 
@@ -35,6 +35,8 @@ log = logging.getLogger("pipeline")
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LIMIT = 4 << 30
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 @dataclass(frozen=True, order=True)
@@ -276,6 +278,14 @@ class Results:
     def bounded_among(self, algos: Iterable[str]) -> list[str]:
         """Return those algorithms, or algorithms of these points, whose KL divergence is an upper bound."""
         return sorted({point_of(algo)[0] for algo in algos} & set(self.bounded))
+
+
+def grouped(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
+    """Return key -> its values, both in order of appearance."""
+    groups: dict[_K, list[_V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 Place = tuple[str, str, int, str, int, int]

@@ -15,6 +15,7 @@ from datetime import datetime
 from pipeline.engine.journal import Event
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.plan.graph import Job
+from pipeline.runs.record import grouped
 
 # -- job view ----------------------------------------------------------------------------------------------------
 # What the view of a run is made of: its jobs and how many of them are where, their attempts, its workers.
@@ -399,10 +400,7 @@ class RunView:
 
     def blocked_by(self) -> dict[str, list[str]]:
         """Return failed job -> ids of the jobs that it blocks."""
-        by_cause: dict[str, list[str]] = {}
-        for job in self.having("blocked"):
-            by_cause.setdefault(job.root_cause, []).append(job.id)
-        return by_cause
+        return grouped((job.root_cause, job.id) for job in self.having("blocked"))
 
     def failures(self) -> list[tuple[JobView, AttemptView | None]]:
         """Failed jobs with their last attempt."""

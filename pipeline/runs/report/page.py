@@ -19,9 +19,18 @@ from pipeline.outputs.formats import FIELDS, Sample, by_training
 from pipeline.plan.graph import Job
 from pipeline.runs import race
 from pipeline.runs.cost import Compute, ComputeRow, CostRow, total
-from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.loaded import LoadedRun, rounds_of
 from pipeline.runs.origin import added_later, failed_rewards, slurm_in_words, stopped_chains
-from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, by_method, cells_of, primary_metric
+from pipeline.runs.record import (
+    FrontRow,
+    PooledRow,
+    ResultRow,
+    Results,
+    by_method,
+    cells_of,
+    grouped,
+    primary_metric,
+)
 from pipeline.runs.report import format as words
 from pipeline.runs.report.html import page_table, points_each, thinned
 from pipeline.runs.report.status import origins, place_in_words
@@ -173,11 +182,8 @@ def _unfinished(run: LoadedRun) -> Iterator[str]:
         reason = next((line for line in job.reason.splitlines() if line.strip()), "") or job.kind
         more = f" (and {words.count(len(failed) - 1, 'more job')}: see Failures)" if failed[1:] else ""
         yield f"{job.id} failed: {words.beginning(reason, 300)}{more}"
-    missing: dict[str, set[int]] = {}
-    for planned in remaining:
-        missing.setdefault(planned.chain, set()).add(planned.round)
-    if missing:
-        named = [f"{chain} (round {', '.join(map(str, sorted(own)))})" for chain, own in missing.items()]
+    if remaining:
+        named = [f"{chain} (round {', '.join(map(str, own))})" for chain, own in rounds_of(remaining).items()]
         yield f"Not in full: {first_few(named, 'chains')}. What is shown is what is there."
 
 
@@ -220,17 +226,17 @@ def metrics_of(results: Results) -> list[tuple[str, str]]:
 
 def series_of(results: Results) -> list[Object]:
     """Return every metric of every method by round; for several chains also those of the table."""
-    grouped: dict[tuple[str, str, str, str], list[PooledRow | ResultRow]] = {}
+    curves: dict[tuple[str, str, str, str], list[PooledRow | ResultRow]] = {}
     pooled = [row for row in _ordered(results.pooled) if "/" not in row.metric]
     several = {(row.dataset, row.model, row.algo) for row in pooled if row.references * row.seeds > 1}
     for row in pooled:
-        grouped.setdefault((place_of(row), row.algo, "", row.metric), []).append(row)
+        curves.setdefault((place_of(row), row.algo, "", row.metric), []).append(row)
     for own in _ordered(results.rows):
         if own.metric in HEADINGS and (own.dataset, own.model, own.algo) in several:
-            grouped.setdefault((place_of(own), own.algo, _chain(own), own.metric), []).append(own)
+            curves.setdefault((place_of(own), own.algo, _chain(own), own.metric), []).append(own)
     numbers = {"rounds": "round", "values": "value", "lows": "ci_low", "highs": "ci_high"}
     series = []
-    for (place, algo, chain_name, metric), rows in grouped.items():
+    for (place, algo, chain_name, metric), rows in curves.items():
         rows.sort(key=lambda row: row.round)
         columns = {name: [getattr(row, field) for row in rows] for name, field in numbers.items()}
         series.append({"place": place, "algo": algo, "chain": chain_name, "metric": metric, **columns})
@@ -266,14 +272,12 @@ def _race(run: LoadedRun) -> Object | None:
 
 def _stages(compute: Compute) -> list[Object]:
     """Return the cost of each stage and method, over all rounds, references and seeds; None if unknown."""
-    grouped: dict[tuple[str, str, str], list[ComputeRow]] = {}
-    for row in _ordered(compute.rows):
-        grouped.setdefault((place_of(row), row.algo, row.stage), []).append(row)
+    stages = grouped(((place_of(row), row.algo, row.stage), row) for row in _ordered(compute.rows))
     amounts = ("device_s", "load_s", "flops", "tokens")
     return [
         {"place": place, "algo": algo, "stage": stage}
         | {name: total(getattr(row, name) for row in rows) for name in amounts}
-        for (place, algo, stage), rows in grouped.items()
+        for (place, algo, stage), rows in stages.items()
     ]
 
 

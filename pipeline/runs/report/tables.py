@@ -164,9 +164,7 @@ def first_few(names: Iterable[str], what: str, between: str = ", ") -> str:
 
 def _by_source(taken: Mapping[str, str], algos: Collection[str]) -> list[tuple[str, str]]:
     """Return each method whose model others use, and the names of those of them that are shown."""
-    users: dict[str, list[str]] = {}
-    for name in sorted(taken.keys() & set(algos)):
-        users.setdefault(taken[name], []).append(name)
+    users = record.grouped((taken[name], name) for name in sorted(taken.keys() & set(algos)))
     return [(source, first_few(names, "methods")) for source, names in users.items()]
 
 
