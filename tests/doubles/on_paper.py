@@ -70,20 +70,14 @@ class OnPaper:
         budget: BudgetConfig | None = None,
         **settings: Any,
     ) -> None:
-        retry, layout = retry or RetryConfig(), layout or plain_layout(workers)
-        state = RunState(
-            plan_of(*jobs),
-            set(stored),
-            layout.workers,
-            device_failures=retry.device_failures,
-            layout=layout,
-            needs=Needs(layout, peaks),
-            rows_first=bool(budget),
-        )
+        layout = layout or plain_layout(workers)
+        execution = ExecutionConfig(**{"retry": retry or RetryConfig(), "models_in_memory": 1, **settings})
+        needs = Needs(layout, peaks)
+        state = RunState(plan_of(*jobs), set(stored), layout, execution, needs=needs, rows_first=bool(budget))
         root = Path("/run")
         self.run = Run(
             state=state,
-            settings=ExecutionConfig(retry=retry, **settings),
+            settings=execution,
             folder=RunFolder(root),
             store=str(root / "store"),
             scratch=str(root / "scratch"),

@@ -3,8 +3,8 @@
 import heapq
 from collections.abc import Callable, Mapping
 
-from pipeline.config.schema import Barrier
-from pipeline.engine.devices.select import Layout
+from pipeline.config.schema import Barrier, ExecutionConfig, Keep
+from pipeline.engine.devices.select import Layout, plain_layout
 from pipeline.engine.scheduler.outcome import Attempt
 from pipeline.engine.scheduler.policy import Reserve, next_actions
 from pipeline.engine.scheduler.state import RunState
@@ -36,18 +36,12 @@ def simulate(
         rows_early: As in the real engine.
         rows_first: Likewise.
     """
-    workers = layout.workers if layout else workers
-    state = RunState(
-        plan,
-        (),
-        workers,
-        barrier=barrier,
-        models_in_memory=2,
-        layout=layout,
-        rows_early=rows_early,
-        rows_first=rows_first,
-    )
-    for index in range(workers):
+    layout = layout or plain_layout(workers)
+    # Where weights are removed the order is another one, without first rows.
+    keep = Keep.all if rows_early else Keep.last
+    settings = ExecutionConfig(barrier=barrier, models_in_memory=2, keep=keep)
+    state = RunState(plan, (), layout, settings, rows_first=rows_first)
+    for index in range(layout.workers):
         state.worker_ready(index, "cpu")
     now, attempts = 0.0, []
     events: list[tuple[float, int, str, float]] = []

@@ -26,7 +26,7 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.config.schema import Backend, Barrier, BudgetConfig, ExecutionConfig, Keep
+from pipeline.config.schema import Backend, BudgetConfig, ExecutionConfig
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.select import Held, Layout, Place, plain_layout
 from pipeline.engine.journal import FOLLOWS_FROM_STORE, Event, Journal, Listener
@@ -540,19 +540,7 @@ def run_plan(
     """
     layout = layout or plain_layout(outside.pool.size)
     reactions.check_runnable(plan, layout, stored, peaks)
-    state = RunState(
-        plan,
-        stored,
-        layout.workers,
-        barrier=settings.barrier,
-        models_in_memory=settings.models_in_memory,
-        device_failures=settings.retry.device_failures,
-        layout=layout,
-        needs=Needs(layout, peaks),
-        # With a barrier the rows of a round are done before the next round.
-        rows_first=bool(budget),
-        rows_early=(settings.keep, settings.priority, settings.barrier) == (Keep.all, None, Barrier.none),
-    )
+    state = RunState(plan, stored, layout, settings, needs=Needs(layout, peaks), rows_first=bool(budget))
     run = effects.Run(
         state=state,
         settings=settings,

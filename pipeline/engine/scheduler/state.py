@@ -8,8 +8,8 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from pipeline.config.schema import Barrier
-from pipeline.engine.devices.select import Layout, plain_layout
+from pipeline.config.schema import Barrier, ExecutionConfig, Keep
+from pipeline.engine.devices.select import Layout
 from pipeline.engine.scheduler.ready import (
     EXCLUSIVE,
     Kind,
@@ -264,14 +264,10 @@ class RunState:
         self,
         plan: Plan,
         stored: Collection[str],
-        num_workers: int,
+        layout: Layout,
+        settings: ExecutionConfig | None = None,
         *,
-        barrier: Barrier = Barrier.none,
-        models_in_memory: int = 1,
-        device_failures: int = 3,
-        layout: Layout | None = None,
         needs: Needs | None = None,
-        rows_early: bool = False,
         rows_first: bool = False,
     ) -> None:
         """Set up the state before the first event.
@@ -279,17 +275,14 @@ class RunState:
         Args:
             plan: The plan.
             stored: Ids of the jobs that need not run.
-            num_workers: Size of the pool.
-            barrier: Whether a round waits for all earlier rounds.
-            models_in_memory: Number of models that a worker keeps.
-            device_failures: Number of different jobs in a row that make a device a suspect.
-            layout: Device of each worker; one worker per device if None.
+            layout: The devices, and which worker is on which.
+            settings: Barrier, retries, number of models that a worker keeps; the defaults if None.
             needs: Memory needs of the jobs; unknown if None.
-            rows_early: Whether to have a first row of each method in the first half of the run.
             rows_first: Whether to finish row by row and round by round, as a budget may end the run at any job.
         """
-        self.layout = plain_layout(num_workers) if layout is None else layout
-        self.needs = Needs(self.layout) if needs is None else needs
+        settings = settings or ExecutionConfig()
+        self.layout = layout
+        self.needs = Needs(layout) if needs is None else needs
         self.workers = [WorkerState(index) for index in range(self.layout.workers)]
         # Contains all idle workers, and some that are not idle any more: every worker becomes idle through here.
         self._candidates: set[int] = set()
@@ -298,10 +291,12 @@ class RunState:
         # `needs.changes`.
         self._fitting: dict[Kind, tuple[list[int], int]] = {}
         self._changes = 0
-        self.blame = Blame(device_failures)
-        self._models_in_memory = models_in_memory
-        self._is_strict = rows_first or barrier is Barrier.round
-        self._rows_early, self._rows_first = rows_early and not rows_first, rows_first
+        self.blame = Blame(settings.retry.device_failures)
+        self._models_in_memory = settings.models_in_memory
+        self._is_strict = rows_first or settings.barrier is Barrier.round
+        # With a barrier the rows of a round are done before the next round.
+        usual = (settings.keep, settings.priority, settings.barrier) == (Keep.all, None, Barrier.none)
+        self._rows_early, self._rows_first = usual and not rows_first, rows_first
         self._adopt(plan, {}, set(stored))
 
     def _adopt(self, plan: Plan, known: dict[str, JobState], stored: set[str]) -> None:

@@ -79,7 +79,7 @@ def steered(tmp_path: Path) -> Callable[..., Change]:
         request = prepare(load_config([*SETTINGS, "execution.workers=2", f"output_dir={tmp_path}", *settings]))
         run, store = RunFolder(tmp_path), Verified(request.store, tmp_path)
         count = request.layout.workers
-        state = RunState(plan_of(*jobs), set(), count, layout=request.layout)
+        state = RunState(plan_of(*jobs), set(), request.layout)
         for index in range(count):
             state.worker_ready(index, "cpu")
         if "wide" in words:  # runs

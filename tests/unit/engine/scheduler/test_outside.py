@@ -8,6 +8,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
+from pipeline.engine.devices.select import plain_layout
 from pipeline.engine.journal import Event, Journal, JournalReader, Listener
 from pipeline.engine.keeper import remove_weights
 from pipeline.engine.scheduler.loop import FORCE_S, Outside
@@ -126,7 +127,7 @@ def fail(why: str) -> NoReturn:
 
 
 def test_a_key_is_claimed_until_it_is_released(outside: Outside) -> None:
-    state = RunState(plan_of(job("a")), [], 1)
+    state = RunState(plan_of(job("a")), [], plain_layout(1))
     assert outside.before(job("a"), state) == OnDisk()
     assert outside.before(job("a"), state) == OnDisk(claimed=False)
     outside.carry_out(ReleaseClaim("a"))
@@ -140,13 +141,15 @@ def test_an_output_without_its_weights_will_do_where_nothing_that_is_left_reads_
     plan = plan_of(job("a"), job("reader", needs=["a"]))
     commit(outside.store, "a")
     assert remove_weights(outside.store, key("a"), ["value"], "", outside.store.root / "scratch")
-    assert not outside.before(plan.jobs["a"], RunState(plan, [], 1)).stored
+    assert not outside.before(plan.jobs["a"], RunState(plan, [], plain_layout(1))).stored
     outside.carry_out(ReleaseClaim("a"))
-    assert outside.before(plan.jobs["a"], RunState(plan, ["reader"], 1)).stored
+    assert outside.before(plan.jobs["a"], RunState(plan, ["reader"], plain_layout(1))).stored
     outside.carry_out(ReleaseClaim("a"))
-    assert not outside.before(plan.jobs["a"], RunState(plan_of(job("a")), [], 1)).stored  # asked for itself
+    assert not outside.before(
+        plan.jobs["a"], RunState(plan_of(job("a")), [], plain_layout(1))
+    ).stored  # asked for itself
     assert not outside.after(plan.jobs["a"]).stored
-    assert outside.damage(key("a"), RunState(plan, ["a"], 1)) == OnDisk(problem=REMOVED, maker="a")
+    assert outside.damage(key("a"), RunState(plan, ["a"], plain_layout(1))) == OnDisk(problem=REMOVED, maker="a")
 
 
 def test_what_it_takes_to_make_an_output_anew_is_looked_for_as_far_as_it_is_gone(outside: Outside) -> None:
@@ -157,7 +160,7 @@ def test_what_it_takes_to_make_an_output_anew_is_looked_for_as_far_as_it_is_gone
     )  # fmt: skip
     commit(outside.store, "w", "x", "a", "o", "b")
     shutil.rmtree(outside.store.path(key("a")))
-    state = RunState(plan, ["w", "x", "a", "o", "b"], 1)
+    state = RunState(plan, ["w", "x", "a", "o", "b"], plain_layout(1))
     assert outside.damage(key("b"), state) == OnDisk(maker="b", missing=frozenset({"a"}))
     shutil.rmtree(outside.store.path(key("x")))
     shutil.rmtree(outside.store.path(key("b")))

@@ -28,7 +28,7 @@ def layout(*sizes: int, slots: int = 4, vouched: bool = False) -> Layout:
 
 
 def ready(where: Layout, *jobs: Job, peaks: dict[str, int] | None = None) -> RunState:
-    state = RunState(Plan(jobs, []), (), where.workers, layout=where, needs=Needs(where, peaks))
+    state = RunState(Plan(jobs, []), (), where, needs=Needs(where, peaks))
     for index in range(where.workers):
         state.worker_ready(index, "gpu")
     return state

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.devices.select import Layout, Place
+from pipeline.config.schema import ExecutionConfig
+from pipeline.engine.devices.select import Layout, Place, plain_layout
 from pipeline.engine.scheduler.outcome import account
 from pipeline.engine.scheduler.policy import BACKFILL_DEPTH, Reserve, Start, next_actions
 from pipeline.engine.scheduler.reactions import check_runnable
@@ -24,8 +25,8 @@ def job(name: str, seconds: float = 1.0, affinity: str = "", number: int = 0) ->
     return Job(id=name, key=name, entry="m:f", payload={}, seconds=seconds, affinity=affinity, round=number)
 
 
-def ready_state(plan: Plan, workers: int, **options: object) -> RunState:
-    state = RunState(plan, (), workers, **options)  # type: ignore[arg-type]
+def ready_state(plan: Plan, workers: int, layout: Layout | None = None) -> RunState:
+    state = RunState(plan, (), layout or plain_layout(workers), ExecutionConfig(models_in_memory=1))
     for index in range(workers):
         state.worker_ready(index, "cpu")
     return state
@@ -155,13 +156,13 @@ def wide(name: str, devices: int, seconds: float = 1.0) -> Job:
 def test_all_devices_of_a_job_are_on_one_machine() -> None:
     places = tuple(Place(label=str(at), node=at // 2) for at in range(6))
     plan = Plan([job("runs", 9), wide("gang", 2, 5), wide("other", 2, 4), wide("last", 2, 3)], [])
-    state = RunState(plan, (), 6, layout=Layout(places=places))
+    state = RunState(plan, (), Layout(places=places))
     for index in range(6):
         state.worker_ready(index, "")
     state.start("runs", 1)
     # Worker 0 is idle too, and its neighbour is not. What is left over waits for the machine that is free first.
     assert next_actions(state) == [Start("gang", 2, (3,)), Start("other", 4, (5,)), Reserve("last", 2)]
-    state = RunState(Plan([wide("gang", 3)], []), (), 6, layout=Layout(places=places))
+    state = RunState(Plan([wide("gang", 3)], []), (), Layout(places=places))
     with pytest.raises(PlanError, match="needs 3 devices at once, and there are 2"):
         check_runnable(state.plan, state.layout)
 
@@ -213,7 +214,7 @@ def machines(number: int, each: int) -> Layout:
 
 def test_each_machine_may_be_promised_to_a_job_of_its_own() -> None:
     jobs = [job("long", 9), job("short", 5), wide("first", 2, 4), wide("second", 2, 3), job("brief", 2)]
-    state = RunState(Plan(jobs, []), (), 4, layout=machines(2, 2))
+    state = RunState(Plan(jobs, []), (), machines(2, 2))
     for index in range(4):
         state.worker_ready(index, "")
     state.start("long", 0)

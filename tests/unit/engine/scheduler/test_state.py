@@ -1,6 +1,7 @@
 """How events change the state of a run."""
 
-from pipeline.config.schema import Barrier
+from pipeline.config.schema import Barrier, ExecutionConfig
+from pipeline.engine.devices.select import plain_layout
 from pipeline.engine.scheduler.state import RunState
 from pipeline.plan.graph import Job, Plan
 
@@ -16,7 +17,7 @@ def chain_plan() -> Plan:
 
 
 def state_of(plan: Plan, *stored: str, workers: int = 2, barrier: Barrier = Barrier.none) -> RunState:
-    state = RunState(plan, stored, workers, barrier=barrier, models_in_memory=2)
+    state = RunState(plan, stored, plain_layout(workers), ExecutionConfig(barrier=barrier, models_in_memory=2))
     for index in range(workers):
         state.worker_ready(index, "cpu")
     return state
