@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -23,6 +24,12 @@ from pipeline.sweeps import reporting
 from pipeline.terminal.console import say
 
 log = logging.getLogger("pipeline")
+
+
+def note(console: Console, text: str, style: str = "bold", level: int = logging.WARNING, mark: str = "") -> None:
+    """Say something on the terminal, behind a mark, and in the log."""
+    log.log(level, "%s", text)
+    say(console, f"{mark}{text}", style)
 
 
 def leave_results(
@@ -68,7 +75,7 @@ def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
     write_page(path, page_of(runs, names, [page_table(table, results_first=True) for table in tables]))
 
 
-def leave_report(run: RunFolder, console: Console | None = None) -> None:
+def leave_report(run: RunFolder, console: Console) -> None:
     """Write the page of a run that has ended, and say so. A failure changes nothing of the run."""
     try:
         write_report(run.report, [run])
@@ -78,8 +85,7 @@ def leave_report(run: RunFolder, console: Console | None = None) -> None:
         text, copy, style = f"warning: no report was written ({error}). {again}.", "", "bold"
     else:
         text, copy, style = "report:", shown_path(run.report), ""
-    if console is not None:
-        say(console, text, style, copy=copy)
+    say(console, text, style, copy=copy)
 
 
 # -- listeners ---------------------------------------------------------------------------------------------------
@@ -100,11 +106,7 @@ def tracked(
     Yields:
         To be called now and then: hears what goes wrong.
     """
-
-    def warn(text: str) -> None:
-        log.warning("%s", text)
-        say(console, f"warning: {text}", "bold")
-
+    warn = partial(note, console, mark="warning: ")
     online = Tracker.wandb in tracking.report_to and tracking.mode is TrackingMode.online
     if trackers.sweep_trial() is not None and not online:
         needed = "'tracking.report_to=[wandb]' tracking.mode=online in the sweep's command"

@@ -21,6 +21,7 @@ from pipeline import arithmetic
 from pipeline.commands import forecast, multirun, results, sharing, start, steering
 from pipeline.commands import request as requests
 from pipeline.commands.request import Request, Stored
+from pipeline.commands.results import note
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import Backend, Config, DryRun, StageChoice
 from pipeline.engine.devices.select import LeaseSet, devices_of
@@ -293,8 +294,7 @@ def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console:
     if outcome is None:
         return 0
     if outcome.makespan is not None:
-        log.info("%s", outcome.makespan)
-        say(console, str(outcome.makespan))
+        note(console, str(outcome.makespan), "", logging.INFO)
     for job_id, reason in outcome.failures():
         say(console, f"failed: {job_id}: {reason}", "red")
     for line in incomplete_chains(request.plan, outcome):
@@ -348,12 +348,6 @@ def tell_race(request: Request, console: Console) -> None:
 
         for text in racing.expected(request.config.experiment.race, request.config):
             note(console, text, "", logging.INFO)
-
-
-def note(console: Console, text: str, style: str = "bold", level: int = logging.WARNING, mark: str = "") -> None:
-    """Say something on the terminal, behind a mark, and in the log."""
-    log.log(level, "%s", text)
-    say(console, f"{mark}{text}", style)
 
 
 def tell_notes(

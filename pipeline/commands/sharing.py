@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from pipeline.commands.request import Request, Stored, look_up
+from pipeline.commands.results import note
 from pipeline.config.schema import Config
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store import shared
@@ -18,8 +19,6 @@ from pipeline.outputs.manifest import REMOVED
 from pipeline.runs import trained
 from pipeline.runs.report.format import count
 from pipeline.terminal.console import say
-
-log = logging.getLogger("pipeline")
 
 
 def shared_keys(config: Config, console: Console) -> Collection[str]:
@@ -108,11 +107,9 @@ def uploaded_before_end(request: Request, signals: StopSignals, console: Console
         f"{count(number, 'output')} {what} ({decimal(size)})" for what, (number, size) in amounts.items() if number
     ]
     if moved:
-        log.info("shared store: %s", ", ".join(moved))
-        say(console, f"shared store: {', '.join(moved)}", "dim")
+        note(console, f"shared store: {', '.join(moved)}", "dim", logging.INFO)
     if warning:
-        log.warning("%s", warning)
-        say(console, f"warning: {warning}", "bold")
+        note(console, warning, mark="warning: ")
     return True
 
 

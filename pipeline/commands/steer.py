@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import chdir, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -200,9 +200,8 @@ def _like_those_of(labels: Sequence[str]) -> list[Device] | None:
 
     Only their kind matters to a plan.
     """
-    like = [device for device in cpu_slots(1) for _ in labels]
-    gpus = any(label.startswith("GPU") for label in labels)
-    return [replace(device, kind="cuda" if gpus else "cpu") for device in like] or None
+    kind: Literal["cuda", "cpu"] = "cuda" if any(label.startswith("GPU") for label in labels) else "cpu"
+    return [replace(slot, kind=kind) for slot in cpu_slots(1) * len(labels)] or None
 
 
 def _afterwards(run: LoadedRun, asked: Asked, console: Console) -> int:

@@ -19,7 +19,7 @@ from pipeline.config.schema import Config
 from pipeline.config.tables import is_mean, point_of
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.record import PooledRow, by_method, cells_of, csv_text, grouped, primary_metric
+from pipeline.runs.record import KL, PooledRow, by_method, cells_of, csv_text, grouped, primary_metric
 from pipeline.runs.report.format import decimal, places_of, reading_order, short, si, title
 from pipeline.runs.report.tables import LEAST_NAME, about_bounds, numbers, result_columns
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, align, told_table
@@ -34,7 +34,6 @@ _TABLES = ("algos", "datasets", "models")
 _OF_REFERENCES = ("datasets.", "models.", "evaluation.num_")
 """Prefixes of settings that determine results of the reference, which may be the same by chance."""
 _SETS: Key = ("evaluation", "on")
-_KL, _J = "kl_per_sequence", "regularized_reward"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +272,7 @@ def _rows(
                     if key[0] == "datasets" and key[1] in tested:
                         own[".".join(key)] = value
                 own = {column: own[column] for column in columns if column in own}
-                kl, j = (last[name].value if name in last else None for name in (_KL, _J))
+                kl, j = (last[name].value if name in last else None for name in (KL, "regularized_reward"))
                 cost = costs.get((*place, algo, number))
                 yield RunRow(runs=(label,), state=run.state, settings=own, result=result, kl=kl, j=j, cost=cost)
 
@@ -427,7 +426,7 @@ _TAKEN = {"training_flops": "flops", "flops_per_answer": "answer", "device_s": "
 def comparison_csv(comparison: RunComparison) -> str:
     """Return the comparison with every number in full, as a table for other programs."""
     method, rested = ("dataset", "model", "algo"), ("references", "seeds", "n")
-    names = ["runs", "state", *method, *comparison.settings, *_MEASURED, "kl_per_sequence", "j", *_TAKEN, *rested]
+    names = ["runs", "state", *method, *comparison.settings, *_MEASURED, KL, "j", *_TAKEN, *rested]
     return csv_text(
         names,
         (

@@ -236,7 +236,6 @@ def read_compute(folder: Path) -> Compute:
 
 
 _Method = tuple[str, str, str]
-_KL = "kl_per_sequence"
 
 
 def costs_of(
@@ -342,7 +341,7 @@ def _after(
 ) -> BudgetRow:
     if flops is None:
         return replace(bare, is_known=False)
-    reached, row, kl = replace(bare, round=number, flops=flops), cell.get(primary or ""), cell.get(_KL)
+    reached, row, kl = replace(bare, round=number, flops=flops), cell.get(primary or ""), cell.get(record.KL)
     if row is None:
         return reached
     same = ("metric", "value", "ci_low", "ci_high", "over", "references", "seeds", "n")

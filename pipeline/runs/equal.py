@@ -20,6 +20,7 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs import record
 from pipeline.runs.cost import CostRow, costs_of
 from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.record import KL
 from pipeline.runs.report.format import count, decimal, interval, places_of, reading_order, si, title
 from pipeline.runs.report.tables import (
     LEAST_NAME,
@@ -35,8 +36,6 @@ from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, told_tab
 
 if TYPE_CHECKING:
     from pipeline.runs.pooling import Group
-
-_KL = "kl_per_sequence"
 
 # -- limits ------------------------------------------------------------------------------------------------------
 
@@ -266,7 +265,7 @@ class Stored:
     def _reached(self, place: tuple[str, str], algo: str, at: Limits, metric: str) -> Reached:
         cells = self.places[place][algo]
         costs = {number: self._costs.get((*place, algo, number)) for number in cells}
-        kls = {number: cell[_KL].value if _KL in cell else None for number, cell in cells.items()}
+        kls = {number: cell[KL].value if KL in cell else None for number, cell in cells.items()}
         judged: list[dict[int, bool | None]] = []
         least: dict[str, float] = {}
         for limit in at.every if algo != REFERENCE else ():
@@ -439,7 +438,7 @@ def _method_data(row: Reached) -> dict[str, Any]:
         "state": row.state,
         "round": row.round,
         **{name: getattr(row.result, name, None) for name in _OF_RESULT},
-        _KL: row.kl,
+        KL: row.kl,
         **{name: getattr(row.cost, kept, None) for name, kept in _OF_COST.items()},
         "has_weights": row.has_weights,
         "is_tested": row.is_tested,
@@ -449,7 +448,7 @@ def _method_data(row: Reached) -> dict[str, Any]:
 
 def blocks_csv(blocks: Iterable[Block]) -> str:
     """Return blocks as a table: a row per method, with its difference to the reference, then one per pair."""
-    names = [*_PLACE, "algo", "state", "round", *_OF_RESULT, _KL, *_OF_COST, "second", "second_round", *_OF_PAIR]
+    names = [*_PLACE, "algo", "state", "round", *_OF_RESULT, KL, *_OF_COST, "second", "second_round", *_OF_PAIR]
     rows = [row for block in blocks for row in _csv_rows(block_data(block))]
     return record.csv_text(names, ([row.get(name) for name in names] for row in rows))
 

@@ -23,7 +23,7 @@ from pipeline.files import replacing
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.record import Methods, PooledRow, Results, by_method, cells_of, primary_metric
+from pipeline.runs.record import KL, Methods, PooledRow, Results, by_method, cells_of, primary_metric
 from pipeline.runs.report import format as words
 from pipeline.runs.report.tables import HEADINGS
 from pipeline.terminal.streams import printable
@@ -65,7 +65,7 @@ _SETTINGS: Any = {
     "text.usetex": False,
 }
 _BAND = 0.18
-_KL, _OPTIMUM = "kl_per_sequence", "optimum"
+_OPTIMUM = "optimum"
 
 Place = tuple[str, str]
 """Dataset and model."""
@@ -168,10 +168,10 @@ def reward_against_kl(results: Results, place: Place) -> Series:
             series.setdefault(row.front, []).append(point)
     for name, rounds in methods.items():
         last = rounds[max(rounds)]
-        if name not in series and not point_of(name)[1] and _KL in last and metric in last:
-            series[name] = [_against(last[_KL], last[metric])]
+        if name not in series and not point_of(name)[1] and KL in last and metric in last:
+            series[name] = [_against(last[KL], last[metric])]
     reference = methods.get(REFERENCE, {}).get(0, {})
-    if (kl := reference.get(f"{_OPTIMUM}/{_KL}")) and (best := reference.get(f"{_OPTIMUM}/{metric}")):
+    if (kl := reference.get(f"{_OPTIMUM}/{KL}")) and (best := reference.get(f"{_OPTIMUM}/{metric}")):
         series[_OPTIMUM] = [_against(kl, best)]
     return series
 

@@ -606,7 +606,6 @@ def _differences(
 # validation).
 
 
-_KL = "kl_per_sequence"
 _PARTS = (0.25, 0.5, 1.0)
 """Fractions of the range of divergence common to all fronts, used by default."""
 
@@ -645,25 +644,25 @@ def _points(rows: Sequence[record.PooledRow], split: str) -> list[record.FrontRo
     found: dict[str, list[record.FrontRow]] = {}
     for algo, cell in cells.items():
         name, point = point_of(algo)
-        if point and primary in cell and _KL in cell:
-            found.setdefault(name, []).append(_fronts_row(name, point, split, cell[_KL], cell[primary]))
+        if point and primary in cell and record.KL in cell:
+            found.setdefault(name, []).append(_fronts_row(name, point, split, cell[record.KL], cell[primary]))
         if strengths := list(_strengths(algo, cell)):
             found.setdefault(algo, []).extend(strengths)
     reference = cells.get(REFERENCE, {})
     for name, own in found.items():
-        if own[0].split == split and primary in reference and _KL in reference:
-            at_zero = _fronts_row(name, REFERENCE, split, reference[_KL], reference[primary])
+        if own[0].split == split and primary in reference and record.KL in reference:
+            at_zero = _fronts_row(name, REFERENCE, split, reference[record.KL], reference[primary])
             own.append(at_zero)
     return [row for name in sorted(found) if len(found[name]) > 1 for row in _marked(found[name])]
 
 
 def _strengths(algo: str, cell: record.ByMetric) -> Iterator[record.FrontRow]:
-    labels = [metric.removeprefix(f"{_KL}/") for metric in cell if metric.startswith(f"{_KL}/{ETA}")]
+    labels = [metric.removeprefix(f"{record.KL}/") for metric in cell if metric.startswith(f"{record.KL}/{ETA}")]
     metric = record.primary_metric(
         [[name for name in record.PRIMARY_METRICS if f"{name}/{label}" in cell] for label in labels]
     )
     for label in labels if metric else []:
-        yield _fronts_row(algo, label, SWEEP_SPLIT, cell[f"{_KL}/{label}"], cell[f"{metric}/{label}"])
+        yield _fronts_row(algo, label, SWEEP_SPLIT, cell[f"{record.KL}/{label}"], cell[f"{metric}/{label}"])
 
 
 def _fronts_row(

@@ -341,6 +341,8 @@ def csv_cell(value: object) -> object:
 
 PRIMARY_METRICS = ("pass@1", "reward")
 """Correctness if a reward verifies it, else the mean reward."""
+KL = "kl_per_sequence"
+"""Divergence from the reference, in nats."""
 COMPARED = "/vs_"
 """Part of the name of a difference to another policy."""
 MANY_CUT = 0.1

@@ -36,7 +36,7 @@ from pipeline.terminal.console import say
 HEADINGS: Mapping[str, str] = {
     "pass@1": "pass@1",
     "reward": "reward",
-    "kl_per_sequence": "KL/seq",
+    record.KL: "KL/seq",
     "regularized_reward": "J",
     "regret": "regret",
     "kl_per_token": "KL/token",
@@ -482,9 +482,7 @@ class _ResultTable:
 
     def _without_kl(self) -> list[str]:
         """Return the methods without a divergence, if the reference has one."""
-        values = {
-            algo: getattr(cell.get("kl_per_sequence"), "value", None) for (algo, _), cell in self._cells.items()
-        }
+        values = {algo: getattr(cell.get(record.KL), "value", None) for (algo, _), cell in self._cells.items()}
         known = {algo for algo, value in values.items() if value is not None}
         return sorted(values.keys() - known) if REFERENCE in known else []
 
