@@ -163,6 +163,9 @@ MODELS = 2
 """`pipeline.learning.models`: how models are created, read and written, and what their heads compute."""
 TINY = 3
 """`pipeline.learning.models.tiny`: how a tiny reference is initialised, trained and evaluated."""
+COMPUTING = 1
+"""Type and attention in which a tiny reference is trained; keys without bfloat16 and with torch's attention do not
+cover it."""
 DECODING = 3
 """`pipeline.learning.generation`: draws, caches, guidance, divergences."""
 DRAWS = 1
@@ -225,6 +228,9 @@ def shipped_versions(
         found["training"] = TRAINING
     if ("training" in sections or stage.scales) and system.attn_impl is not schema.Attention.sdpa:
         found["attention"] = ATTENTION
+    asked = (system.dtype is schema.DType.bfloat16, system.attn_impl is not schema.Attention.sdpa)
+    if stage.scales and model.is_trained and any(asked):
+        found["computing"] = COMPUTING
     if system.dtype is not schema.DType.float32 and {"system", "algo"} <= sections:
         found["rounding"] = ROUNDING
     if "dataset" in sections:

@@ -102,6 +102,12 @@ def test_divergences_are_measured_anew_where_a_nucleus_is_cut(monkeypatch: pytes
     assert changed(monkeypatch, contents, "ATTENTION") == set()
 
 
+@pytest.mark.parametrize("asked", ["system.dtype=bfloat16", "system.attn_impl=eager"])
+def test_references_that_compute_as_asked_are_trained_anew(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert changed(monkeypatch, contents, "COMPUTING", asked) == {"reference/train"}
+    assert changed(monkeypatch, contents, "COMPUTING") == set()
+
+
 def test_what_pretrained_models_gave_stays_where_tiny_references_change(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("dataset=[jsonl]", "datasets.jsonl.path=x.jsonl", "model=[hf]", "models.hf.path=folder")
     before = keys(*given)
