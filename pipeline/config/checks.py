@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from pipeline.config import schema
 from pipeline.config.plain import brief, held, refuse_all, value_problems
@@ -257,9 +258,13 @@ def _of_section(key: str, section: object, config: Config) -> Iterator[str]:
 
 
 def _told_by(key: str, section: Settings, config: Config) -> Iterator[str]:
-    """Yield the messages of `problems`; a user's method may return None."""
-    who = f"{key}: problems() of {type(section).__name__}"
-    yield from ask(who, lambda: [str(message) for message in section.problems(key, config) or ()])
+    """Yield the messages of `problems`; a user's method may return None, or a message."""
+
+    def messages() -> list[str]:
+        told: Any = section.problems(key, config) or ()
+        return [told] if isinstance(told, str) else [str(message) for message in told]
+
+    yield from ask(f"{key}: problems() of {type(section).__name__}", messages)
 
 
 def _splits(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:

@@ -118,6 +118,24 @@ def test_rules_that_fail_are_told_with_their_line() -> None:
 
 
 @dataclass(kw_only=True)
+class Returning(PITAConfig):
+    def problems(self, key: str, config: Config) -> str | None:  # type: ignore[override]
+        return f"{key}: too few" if self.epochs < 3 else None
+
+
+class ReturningPITA(PITA):
+    config_class = Returning
+
+
+def test_a_rule_may_return_its_message() -> None:
+    mine = [NAME, f"algos.Mine.class_path={__name__}.ReturningPITA"]
+    with pytest.raises(ConfigError) as caught:
+        check_config(quick_config([*mine, "algos.Mine.epochs=1"]))
+    assert str(caught.value) == "algos.Mine: too few"
+    check_config(quick_config([*mine, "algos.Mine.epochs=3"]))
+
+
+@dataclass(kw_only=True)
 class Part:
     size: int = 1
 
