@@ -82,7 +82,7 @@ def check_program(sweep: Sweep) -> None:
 
 
 def own_command(
-    sweep: Sweep, output_dir: Path, parameters: Values, devices: Sequence[Device], ids: Sequence[int], workers: int
+    sweep: Sweep, output_dir: Path, parameters: Values, devices: Sequence[Device], ids: Sequence[int], cores: int
 ) -> list[str]:
     """Write the command of a run of this package.
 
@@ -92,11 +92,13 @@ def own_command(
         parameters: Parameters of the trial.
         devices: Devices of the run.
         ids: Ids of its GPUs, as positions in the visible set.
-        workers: Number of workers without GPUs.
+        cores: Cores that its workers share without GPUs.
     """
     settings = {name: value for name, value in parameters.items() if name != NUM_GPUS}
     where: Values = {"distributed.gpu_ids": list(ids)}
     if devices[0].kind != "cuda":
+        threads = settings.get("system.cpu_threads")
+        workers = max(1, cores // threads) if isinstance(threads, int) and threads > 0 else cores
         where = {"device": "cpu", "execution.workers": settings.get("execution.workers", workers)}
     named = {"experiment.name": sweep.name, "output_dir": str(output_dir)}
     program = next(word for word in (sweep.program, *sweep.command) if Path(word).name == PROGRAM)

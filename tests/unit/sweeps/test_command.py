@@ -204,6 +204,13 @@ def test_what_the_sweep_decides_of_a_run_of_this_package_no_parameter_may_say(
     assert "execution.workers=3" not in chosen
 
 
+@pytest.mark.parametrize(("threads", "workers"), [(1, 5), (2, 2), (8, 1)])
+def test_workers_of_several_threads_share_the_cores_of_a_run(threads: int, workers: int) -> None:
+    own = replace(sweep(("${program}",)), program="./run_parallel.py")
+    words = own_command(own, Path("/outputs"), {"system.cpu_threads": threads}, [CPU], [], 5)
+    assert f"execution.workers={workers}" in words
+
+
 # -- test trial process ------------------------------------------------------------------------------------------
 # What the process of a trial says of its program: that it could not be started, or how it has ended.
 
