@@ -382,8 +382,8 @@ def reached_hash(module: str, name: str, find: Find) -> str | None:
     reached = _Reached(module, name, find)
     if not reached.modules:
         return None
-    with_docstrings = not reached.words.isdisjoint(_SAID)
-    texts = [reached.modules[module].text(with_docstrings=with_docstrings) for module in sorted(reached.modules)]
+    modules = [reached.modules[module] for module in sorted(reached.modules)]
+    texts = [module.text(with_docstrings=reached.asks_for_docstrings) for module in modules]
     written = _Written(reached.nodes).texts
     variables = reached.variables(written)
     read = {f"${name}={value}" for name, value in variables} | {*reached.files(written, variables)}
@@ -451,7 +451,7 @@ class _Reached:
 
     def _grow(self) -> None:
         """Add everything that counts by now."""
-        if not self.words.isdisjoint(_SAID):
+        if self.asks_for_docstrings:
             self.texts |= self._said
         # further folders in which modules may be searched
         if self._further != (folders := [*map(str, self.folders)]):
@@ -544,6 +544,11 @@ class _Reached:
             for folder in folders | {each.file.parent for each in own}:
                 for file in folder.glob("*.py") if folder.is_relative_to(top) else ():
                     yield ".".join(file.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
+
+    @property
+    def asks_for_docstrings(self) -> bool:
+        """Whether code may use docstrings, by a name or by a text, as in ``getattr(reward, "__doc__")``."""
+        return not _SAID.isdisjoint(self.words | self.texts)
 
     @property
     def around(self) -> set[Path]:

@@ -504,7 +504,10 @@ def test_files_count_whatever_reads_them(
     assert len(seen) == 2
 
 
-@pytest.mark.parametrize(("used", "count"), [("pass", 1), ("print(reward.__doc__)", 3)])
+@pytest.mark.parametrize(
+    ("used", "count"),
+    [("pass", 1), ("print(reward.__doc__)", 3), ("print(getattr(reward, '__doc__'))", 3)],
+)
 def test_what_docstrings_speak_of_counts_where_they_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: str, count: int
 ) -> None:
