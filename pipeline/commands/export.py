@@ -207,7 +207,7 @@ def _check_free(to: Path) -> None:
 
 def _check_fold(model: Trained, fold: int | None) -> None:
     if fold is not None and fold >= (count := len(model.reward_models)):
-        raise ConfigError(f"--fold {fold}: there are {count} reward models, from 0 on")
+        raise ConfigError(f"--fold {fold}: must be less than {count}, the number of reward models")
 
 
 def _check_whole(store: Store, model: Trained) -> None:
