@@ -317,7 +317,10 @@ _DOTENV = {"BaseSettings", "dotenv_values", "load_dotenv", "read_env"}
 variables."""
 _SET = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*['"]?(.*?)['"]?[ \t\r]*$""", re.MULTILINE)
 _VARIABLES = {"environ", "environb", "expandvars", "getenv", *_DOTENV}
-_SAID = {"__doc__", "from_callable", "get_json_schema", "getdoc", "model_json_schema", "signature"}
+_SAID = {
+    *("__doc__", "from_callable", "get_json_schema", "getdoc", "getsource", "getsourcelines", "model_json_schema"),
+    *("render_doc", "signature"),
+}
 """Names through which code may use docstrings."""
 _WRITES = {"touch", "write", "write_bytes", "write_text", "writelines"}
 """Methods that write to their object."""
@@ -343,6 +346,8 @@ _LISTS = {"FileSystemLoader", "iterdir", "listdir", "load_dataset", "rglob", "sc
 """Names through which code may read everything in a folder that a text names."""
 _ALL = "./**"
 """Pattern of everything in a folder."""
+_OF_RUNS = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)?|latest|sweep")
+"""Names in the folder of an experiment, which is beside the store."""
 _MOST_LISTED = 10_000
 """Most files in such a folder, or for a pattern."""
 _PATTERN = re.compile(r"[^*]*\w/.*|.*\.\w+")
@@ -623,7 +628,8 @@ class _Reached:
 def _within(folder: Path) -> Iterator[str]:
     """Yield the files in a folder but for hidden ones and what runs leave, which is another with each run."""
     for at, inside, names in os.walk(folder, followlinks=True):
-        is_of_runs = ".store" in inside or os.path.isfile(f"{at}/latest/plan.json")  # noqa: PTH113 - as above
+        begun = any(map(_OF_RUNS.fullmatch, inside)) and os.path.isdir(f"{at}/../.store")  # noqa: PTH112 - as above
+        is_of_runs = begun or os.path.isfile(f"{at}/latest/plan.json")  # noqa: PTH113 - as above
         inside[:] = [] if is_of_runs else [name for name in inside if not name.startswith(".")]
         shown = [] if is_of_runs else [name for name in names if not name.startswith(".")]
         yield from (os.path.relpath(f"{at}/{name}", folder) for name in shown)

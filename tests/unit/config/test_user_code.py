@@ -506,7 +506,12 @@ def test_files_count_whatever_reads_them(
 
 @pytest.mark.parametrize(
     ("used", "count"),
-    [("pass", 1), ("print(reward.__doc__)", 3), ("print(getattr(reward, '__doc__'))", 3)],
+    [
+        ("pass", 1),
+        ("print(reward.__doc__)", 3),
+        ("print(getattr(reward, '__doc__'))", 3),
+        ("getsource(reward)", 3),
+    ],
 )
 def test_what_docstrings_speak_of_counts_where_they_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: str, count: int
@@ -557,8 +562,21 @@ def test_what_runs_leave_in_a_folder_that_a_text_names_changes_nothing(
     (tmp_path / place / ".store").mkdir()
     (tmp_path / place / "t/study.log").write_text("")
     assert {*seen, hashed(tmp_path)} == {before}
+    (run / "plan.json").unlink()  # one that only begins
+    assert hashed(tmp_path) == before
     (words / "a.txt").write_text("two")
     assert hashed(tmp_path) != before
+
+
+def test_data_beside_a_store_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files_in(tmp_path, {"mine": "import os\n\ndef reward(of):\n    return [*os.walk('outputs')]\n"})
+    seen = set()
+    for file in (".store/aa/output", "words/a.txt", "b.txt"):
+        (tmp_path / "outputs" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "outputs" / file).write_text("")
+        seen.add(hashed(tmp_path))
+    assert len(seen) == 3
 
 
 def test_all_counts_of_a_model_that_a_library_reads_with_its_folders(
