@@ -176,7 +176,7 @@ def _compare_methods(
         refuse_records("--csv", csv, [run])
     leads = leads_of(run) if limits is None else []
     if limits is None and not leads:
-        raise ConfigError(f"{name}: --front needs a method's KL and FLOPs of an answer; of none both are known")
+        raise ConfigError(f"{name}: --front needs the KL and the FLOPs of an answer, and no method has both")
     blocks = [lead.block for lead in leads] if limits is None else blocks_of(run, limits)
     if as_json:
         print_json([block_data(block) for block in blocks])
