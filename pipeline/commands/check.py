@@ -351,12 +351,14 @@ def check_generation(workers: int | None = None) -> Iterator[Check]:
 def which_device(devices: Sequence[inventory.Device], reports: Sequence[Mapping[str, Any]]) -> Check:
     """Check whether each worker had a process and a device of its own."""
     seen = "; ".join(f"pid {report['pid']} on {_device_words(report)}" for report in reports)
-    pids, visible = ({report[name] for report in reports} for name in ("pid", "visible"))
-    own = len(pids) == len(reports) and os.getpid() not in pids
-    if devices[0].kind == "cuda":
-        own &= visible == {gpu.uuid for gpu in devices} and all(report["visible_gpus"] == 1 for report in reports)
-    remedy = "look for a wrapper that changes how python starts, or sets CUDA_VISIBLE_DEVICES"
-    return passed(_GENERATION, seen) if own else failed(_GENERATION, seen, remedy)
+    pids, remedy = {report["pid"] for report in reports}, ""
+    if len(pids) != len(reports) or os.getpid() in pids:
+        remedy = "jobs shared a process; look for a wrapper that changes how python starts"
+    elif devices[0].kind == "cuda" and {report["visible"] for report in reports} != {gpu.uuid for gpu in devices}:
+        remedy = "two workers saw one GPU; look for a wrapper that sets CUDA_VISIBLE_DEVICES"
+    elif devices[0].kind == "cuda" and any(report["visible_gpus"] != 1 for report in reports):
+        remedy = "torch does not see the GPU; compare `nvidia-smi` with torch.version.cuda"
+    return failed(_GENERATION, seen, remedy) if remedy else passed(_GENERATION, seen)
 
 
 def _device_words(report: Mapping[str, Any]) -> str:

@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
-from unittest.mock import patch
 from warnings import catch_warnings, filterwarnings
 
 from safetensors import SafetensorError
@@ -70,7 +69,7 @@ def run(settings: Sequence[str]) -> Run:
         raise ConfigError("a run imports what calls pipeline.run: call it under `if __name__ == '__main__'`")
     words = _settings(settings)
     folders: list[Path] = []
-    with _alone(), streams.installed(), patch.dict(os.environ):
+    with _alone(), streams.installed(), _own_environment():
         arithmetic.pin("numpy")  # where it is not imported yet, as every command does
         config = load_config(words)
         if config.dry_run:
@@ -124,6 +123,18 @@ def _alone() -> Iterator[None]:
         yield
     finally:
         _UNDER_WAY.release()
+
+
+@contextmanager
+def _own_environment() -> Iterator[None]:
+    # not patch.dict, which empties it for a moment, in which other threads may start programs
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
 
 
 def _pass_on(interrupted: str) -> None:
