@@ -13,7 +13,13 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-PINS: dict[str, dict[str, str]] = {
+
+def covers(machine: str) -> bool:
+    """Return whether a machine (by `platform.machine`) can compute the same results as others."""
+    return machine in ("x86_64", "AMD64")
+
+
+_X86_64: dict[str, dict[str, str]] = {
     "numpy": {
         # As NumPy 2.4 names what its wheels choose at run time.
         "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
@@ -26,7 +32,8 @@ PINS: dict[str, dict[str, str]] = {
         "MKL_CBWR": "COMPATIBLE",
     },
 }
-"""Library -> variable -> value."""
+PINS = _X86_64 if covers(platform.machine()) else {library: dict[str, str]() for library in _X86_64}
+"""Library -> variable -> value; elsewhere none, as torch warns of names that its processor lacks."""
 _CONTRARY = {"numpy": ("NPY_ENABLE_CPU_FEATURES",), "torch": ("DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")}
 """Variables that contradict those above, or that a library refuses beside them."""
 UNASKED = (
@@ -38,11 +45,6 @@ UNASKED = (
 _OUTSIDE = dict(os.environ)
 _pinned: set[str] = set()
 """Libraries that were not imported yet in this process when their variables were set."""
-
-
-def covers(machine: str) -> bool:
-    """Return whether a machine (by `platform.machine`) can compute the same results as others."""
-    return machine in ("x86_64", "AMD64")
 
 
 def pinned(environment: Mapping[str, str], *libraries: str) -> dict[str, str]:

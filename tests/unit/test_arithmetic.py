@@ -58,10 +58,19 @@ def test_a_library_that_was_imported_before_is_told() -> None:
 
 def test_a_manifest_says_portable_or_which_processor() -> None:
     pinned = arithmetic.pinned({}, *arithmetic.PINS)
-    of_processor = f"{arithmetic.processor()}, avx2, AVX2, COMPATIBLE"
+    of_processor = f"{arithmetic.processor()}, all that it offers"
     assert arithmetic.describe(pinned, "cpu", "a CPU") in ("portable", of_processor)
     assert arithmetic.processor() in arithmetic.describe({}, "cpu", "a CPU")
     assert arithmetic.describe({"MKL_CBWR": "AVX2"}, "cpu", "a CPU").endswith(", AVX2")
+
+
+def test_an_architecture_without_these_instructions_is_told_nothing_of_them() -> None:
+    code = (
+        "import json, os, platform; platform.machine = lambda: 'aarch64'; before = dict(os.environ)\n"
+        "from pipeline import arithmetic; late = arithmetic.pin(*arithmetic.PINS)\n"
+        "print(json.dumps([late, dict(os.environ) == before, arithmetic.describe(os.environ, 'cpu', 'a CPU')]))"
+    )
+    assert said_by(code) == [[], True, f"{arithmetic.processor()}, all that it offers"]
 
 
 def test_jobs_on_a_gpu_say_its_name_whether_they_use_torch_or_not(tmp_path: Path) -> None:
