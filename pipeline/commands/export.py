@@ -207,7 +207,8 @@ def _check_free(to: Path) -> None:
 
 def _check_fold(model: Trained, fold: int | None) -> None:
     if fold is not None and fold >= (count := len(model.reward_models)):
-        raise ConfigError(f"--fold {fold}: must be less than {count}, the number of reward models")
+        there = f"must be 0 to {count - 1}" if count > 1 else "there is one reward model; leave --fold out"
+        raise ConfigError(f"--fold {fold}: {there}")
 
 
 def _check_whole(store: Store, model: Trained) -> None:
