@@ -219,7 +219,8 @@ def test_rounds_and_chains_that_are_added_while_it_runs_are_computed_again_by_on
 @pytest.mark.parametrize("way", ["interrupted", "failed"])
 def test_a_race_that_something_else_ends_has_that_table_too(way: str, tmp_path: Path) -> None:
     output = tmp_path / "outputs"
-    asked = [*BASE, RACE, "execution.workers=2", "algos.Good.options.train_s=60", "algos.Like.options.train_s=60"]
+    # Two workers train for long; the third evaluates the reference meanwhile, on however slow a machine.
+    asked = [*BASE, RACE, "execution.workers=3", "algos.Good.options.train_s=60", "algos.Like.options.train_s=60"]
     told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     if way == "failed":
         asked = [*asked[:-2], "algos.Like.options.fails_in=2"]
