@@ -46,8 +46,8 @@ from pipeline.terminal.columns import FittedTable
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
-METHODS = tuple(sorted(set(ALGORITHMS) - {"SFT", "BlockSearch", "Distilled"}))
-"""All that learn from what they draw, by themselves."""
+METHODS = tuple(sorted(set(ALGORITHMS) - {"SFT", "RM", "BlockSearch", "Distilled"}))
+"""All that learn from what they draw, by themselves, to answer better."""
 BY_REWARD = tuple(name for name in METHODS if name != "BestOfN" and not name.endswith("-HF"))
 """Those among them that fit no reward model."""
 MARKS = (1, 2, 4, 8)

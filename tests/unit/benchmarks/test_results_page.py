@@ -1,5 +1,6 @@
 """The pages of results have a place for every part, and a part is a run that can be planned."""
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ def test_a_part_can_be_run_and_has_its_place(part: Part, tmp_path: Path) -> None
     assert config.evaluation.split == "test"
     page = part.page.read_text("utf-8")
     assert written(page, part.name, "x").count("<!-- results: ") == page.count("<!-- results: ")
+    assert shlex.join(["python", *part.words]) in page
 
 
 def test_only_the_place_of_a_part_is_written() -> None:
