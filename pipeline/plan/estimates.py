@@ -2,8 +2,8 @@
 
 A stage declares its seconds with the embedded model, default settings and one CPU core. Other settings scale this
 by the number of completions or training sequences, by their tokens, and by the cost of a token: a fixed part for
-calling layers, plus the weights' FLOPs at the speed of the device. Over a whole run the estimate is right within a
-factor of two, see docs/benchmarks.md.
+calling layers, plus the weights' FLOPs at the speed of the device. `benchmarks/estimates.py` compares
+estimates of whole runs with real times.
 """
 
 import re
