@@ -55,8 +55,8 @@ ROOMS = {
         )
     ],
     "sweeps": [
-        *("reporting", "space", "file", "storage", "search", "command", "metrics"),
-        *("trial_process", "processes", "plan", "report", "agent", "online", "multi", "page", "rank_zero"),
+        *("reporting", "file", "storage", "search", "command", "metrics"),
+        *("trial_process", "plan", "report", "agent", "online", "multi", "rank_zero"),
     ],
 }
 """Rooms of a wing that has an order of its own, likewise."""
