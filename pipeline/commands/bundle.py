@@ -385,6 +385,10 @@ def _config_of(opened: Bundle, how: _How, folder: Path) -> Config:
     return config
 
 
+_PLACES = ("path", "endpoint", "teacher", "subset", "revision")
+"""Ends of the names of settings that may be a place; `subset` and `revision` are looked up below another one."""
+
+
 def _risks(settings: Mapping[str, Any], typed: Collection[str]) -> Iterator[str]:
     """Yield settings of a stranger by which code would run, or places would be read that they choose."""
     for key, value in _leaves(settings):
@@ -394,7 +398,7 @@ def _risks(settings: Mapping[str, Any], typed: Collection[str]) -> Iterator[str]
         )
         if runs_code or (name == "trust_remote_code" and value):
             yield f"{key}={value}, which is code: read it; --trust-code imports it from here"
-        is_place = name.endswith(("path", "endpoint")) or key.startswith("evaluation.also.")
+        is_place = name.endswith(_PLACES) or key.startswith("evaluation.also.")
         if is_place and isinstance(value, str) and key not in typed and _leads_out(value):
             yield f"{key}={value}, a place of its own choice: say which you mean by {key}=PLACE"
     for key, reward in _rewards(settings.get("datasets")):

@@ -280,6 +280,9 @@ def test_names_of_user_and_machine_are_found_as_words() -> None:
         ({"datasets": {"d": {"path": "../x.jsonl"}}}, ()),
         ({"datasets": {"d": {"grading": {"options": {"j": {"endpoint": "http://10.0.0.1/v1"}}}}}}, ()),
         ({"evaluation": {"also": {"sft": "~/x"}}}, ()),
+        ({"algos": {"Distilled": {"teacher": "/models/large"}}}, ("algos.Other.teacher",)),
+        ({"datasets": {"d": {"path": "rows", "subset": "/etc"}}}, ()),
+        ({"datasets": {"d": {"path": "rows", "revision": "../../x"}}}, ()),
     ],
 )
 def test_settings_by_which_a_stranger_chooses_code_or_places_are_refused(settings: dict, given: tuple) -> None:
@@ -294,6 +297,9 @@ def test_settings_by_which_a_stranger_chooses_code_or_places_are_refused(setting
         ({"datasets": {"d": {"reward": "x", "grading": {"options": {"x": {"use": "exact_match"}}}}}}, ()),
         ({"models": {"m": {"path": "owner/name", "trust_remote_code": False}}}, ()),
         ({"datasets": {"d": {"path": "/etc/x"}}}, ("datasets.d.path",)),
+        ({"algos": {"Distilled": {"teacher": "QSharp"}, "Other": {"teacher": "owner/name"}}}, ()),
+        ({"algos": {"Distilled": {"teacher": "/models/large"}}}, ("algos.Distilled.teacher",)),
+        ({"datasets": {"d": {"path": "owner/name", "subset": "main", "revision": "refs/pr/1"}}}, ()),
     ],
 )
 def test_other_settings_are_not(settings: dict, given: tuple) -> None:
