@@ -165,11 +165,12 @@ class Distilled(post_training.PostTrainingAlgorithms):
         if self._teacher is None:
             self._teacher = self._load_teacher(ctx, algo, model)
         teacher = self._teacher
-        if int(data.ids.max(initial=0)) >= _width(teacher.model):
+        known = _width(teacher.model) if teacher.value is None else teacher.value.vocabulary
+        if int(data.ids.max(initial=0)) >= known:
             raise JobError(
                 f"algos.{ctx.algo}.teacher={algo.teacher}: the policy drew token {data.ids.max()}, which stands "
-                f"for no text, and the teacher has {_width(teacher.model)} outputs. Take a policy that draws no "
-                "such tokens, or a teacher with as many outputs"
+                f"for no text, and the teacher reads only those below {known}. Take a policy that draws no such "
+                "tokens, or a teacher with as many"
             )
         if teacher.value is not None:
             size = 2 * teacher.candidates + 1

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.errors import JobError
 from pipeline.learning.choices import SMALLEST_STEP, HeadType
 from pipeline.learning.generation.sampling import sample_keys, uniforms
 from pipeline.learning.models import batch_size, flops
@@ -18,6 +19,23 @@ from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training import distributed, loop, scoring
 from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
 from pipeline.outputs.formats import Calibration
+
+
+def _refuse_unreadable(model: ValueModel, data: Sequences) -> None:
+    """Refuse texts with a token that a value model has no input for: on a GPU it would end all work there.
+
+    A reference may have more outputs than there are tokens, and rarely draws one of those that stand for none.
+
+    Raises:
+        JobError: There is such a token.
+    """
+    if (token := int(data.ids.max(initial=0))) >= model.vocabulary:
+        raise JobError(
+            f"token {token} was drawn, which stands for no text, and the value model reads only those below "
+            f"{model.vocabulary}. Take one with as many (models.NAME.value_path=null copies the reference), or "
+            "have such tokens left out by a generation.top_p a little below 1"
+        )
+
 
 # -- losses ------------------------------------------------------------------------------------------------------
 # Losses of value models. Shapes: B sequences, T positions.
@@ -129,7 +147,11 @@ def fit_value(
 
     Returns:
         The loss of every step, in nats per token.
+
+    Raises:
+        JobError: A sequence has a token that the model cannot read.
     """
+    _refuse_unreadable(model, data)
     token_loss = partial(token_atoms, rate=rate) if model.config.atoms > 1 else token_bce
     supervised = data.supervised
 
@@ -226,9 +248,13 @@ def calibrate(
         fitting: Settings of its training. All ranks must call this together.
         rate: Rate for which labels were split between atoms in training, see `atom_weights`: predictions then
             estimate the mean of the split, which lies above the label.
+
+    Raises:
+        JobError: A sequence has a token that the model cannot read.
     """
     if not len(data):
         return None
+    _refuse_unreadable(model, data)
 
     def predictions(batch: Batch) -> Tensor:
         with loop.computing_in(fitting.dtype, fitting.device, fitting.ranks):
@@ -359,7 +385,11 @@ def fit_reward_model(model: ValueModel, pairs: Sequences, fitting: loop.Fitting)
 
     Returns:
         The loss of every step, in nats per pair.
+
+    Raises:
+        JobError: A sequence has a token that the model cannot read.
     """
+    _refuse_unreadable(model, pairs)
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:  # noqa: ARG001
         scores = sequence_scores(model, batch)
@@ -384,7 +414,11 @@ def reward_scores(
     """Return raw scores of sequences, or mean labels from 0 to 1, shape [N].
 
     Their FLOPs count for `purpose`; batch sizes that fit are remembered in the folder `hints`.
+
+    Raises:
+        JobError: A sequence has a token that the model cannot read.
     """
+    _refuse_unreadable(model, data)
 
     def scores(batch: Batch) -> Tensor:
         raw = sequence_scores(model, batch)

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ import torch
 from pipeline.config.checks import config_problems
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos import online
+from pipeline.learning.algos.distilled import Distilled
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.models.load import load_policy, save_tokenizer
 from pipeline.learning.models.tiny import make_tokenizer
+from pipeline.learning.training.sequences import Sequences
 from pipeline.outputs import formats
 from pipeline.plan import build, models, rewards
 from tests.doubles.composing import quick_config
@@ -170,8 +173,17 @@ def test_a_model_with_other_tokens_is_refused_before_anything_starts(tmp_path: P
 def test_a_token_that_a_model_cannot_read_is_told(tmp_path: Path) -> None:
     folder = teacher(tmp_path / "narrow", outputs=3)
     only = ("algos=[Distilled]", "algos.QSharp.enabled=false", f"algos.Distilled.teacher={folder}")
-    with pytest.raises(JobError, match="and the teacher has 3 outputs"):
+    with pytest.raises(JobError, match="the teacher reads only those below 3"):
         Chains(tmp_path / "store", *OWN, *only, "rounds_of_training=1")
+
+
+def test_a_token_that_a_guide_cannot_read_is_told(tmp_path: Path) -> None:
+    Sequences.of([[1, 2, 7]], [2], [0.0]).save(tmp_path)
+    algorithm, asked = Distilled(), SimpleNamespace(teacher="QSharp")
+    algorithm._teacher = SimpleNamespace(model=tiny_policy(), value=SimpleNamespace(vocabulary=7))  # type: ignore[assignment]
+    context: Any = SimpleNamespace(algo="Distilled", settings=lambda _: asked)
+    with pytest.raises(JobError, match=r"drew token 7, .* reads only those below 7"):
+        algorithm.training_set(context, tiny_policy(), [tmp_path])
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:

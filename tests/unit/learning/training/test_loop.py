@@ -16,7 +16,7 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor, nn
 
 from pipeline.config.schema import Schedule
-from pipeline.errors import JobStopped, OutOfMemory
+from pipeline.errors import JobError, JobStopped, OutOfMemory
 from pipeline.learning.choices import GRPOLoss, HeadType, ScaleRewards
 from pipeline.learning.datasets.shipped import Addition, AdditionConfig
 from pipeline.learning.models.classifier import as_classifier, pad_apart
@@ -385,6 +385,19 @@ def test_a_value_model_is_held_against_every_supervised_token() -> None:
     assert found.auc == 0.5  # its head is zero
     assert found.brier == pytest.approx(0.25)
     assert value.calibrate(value_model(), data.some(np.zeros(24, bool)), fitting(5)) is None
+
+
+def test_a_token_that_a_value_model_cannot_read_is_told() -> None:
+    """A reference may have more outputs than there are tokens, and draw one of them."""
+    model, data = value_model(), Sequences.of([[1, 2, 13]] * 2, [2] * 2, [1.0, 0.0])
+    for use in (
+        lambda: value.fit_value(model, data, fitting()),
+        lambda: value.fit_reward_model(model, data, fitting()),
+        lambda: value.calibrate(model, data, fitting()),
+        lambda: value.reward_scores(model, data, micro_batch_size=8, device="cpu"),
+    ):
+        with pytest.raises(JobError, match=r"token 13 was drawn, .* below 13"):
+            use()
 
 
 @pytest.mark.parametrize(("atoms", "rate"), [(2, 10.0), (11, 50.0), (11, 20.0), (3, 0.0)])
