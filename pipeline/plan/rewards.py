@@ -26,6 +26,7 @@ from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.learning.algos.distilled import OTHER_TOKENS
 from pipeline.learning.algos.dpo import KTOConfig, PairSource
 from pipeline.learning.algos.qsharp import CDConfig, QSharpConfig
+from pipeline.learning.algos.reward_stage import BestOfNConfig
 from pipeline.learning.algos.sft import SFTConfig
 from pipeline.learning.algos.value_guided import ValueAlgoConfig
 from pipeline.learning.datasets.base import check_demonstrations, demonstration_length, load_dataset
@@ -33,7 +34,7 @@ from pipeline.learning.datasets.files import HubDataset, in_cache
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.models.kinds import TinyModelConfig, is_adapters, tokenizer_place
 from pipeline.learning.rewards.judge import Asking, Judge, judges_of, key_of
-from pipeline.learning.rewards.registry import shipped_traits
+from pipeline.learning.rewards.registry import reads_answers, shipped_traits
 from pipeline.machine import children
 from pipeline.plan.contents import reward_names
 from pipeline.plan.models import (
@@ -391,7 +392,7 @@ def try_rewards(
 
     Raises:
         ConfigError: A row lacks a field, a reward does not work with its dataset, or an algorithm not with the
-            rewards' values; or rows are conversations, and a model has no chat template.
+            rewards; or rows are conversations, and a model has no chat template.
     """
     # They use E[exp(R / eta)] from a single probability, which is right for two values.
     single = [
@@ -399,6 +400,7 @@ def try_rewards(
         for name, algo in config.enabled.items()
         if isinstance(algo, QSharpConfig) and not isinstance(algo, CDConfig) and algo.atoms == 1
     ]
+    voting = [name for name, algo in config.enabled.items() if isinstance(algo, BestOfNConfig) and not algo.trains]
     for name in used:
         for reward, settings in judges_of(config.datasets[name]).items():
             key_of(reward, settings)
@@ -407,10 +409,10 @@ def try_rewards(
         name: section
         for name, section in config.datasets.items()
         if name in to_read
-        or (_is_own(section) and (not load_dataset(section).prepared or _leaves_open(section) or single))
+        or (_is_own(section) and (not load_dataset(section).prepared or _leaves_open(section) or single or voting))
     }
     answer = _ask(request, to_read, _templates(config), tell) if request else {}
-    facts = {kind: answer.get(kind, {}) for kind in ("unpaired", "unanswered", "texts", "graded")}
+    facts = {kind: answer.get(kind, {}) for kind in ("unpaired", "unanswered", "texts", "graded", "votes")}
     refuse_all([*answer.get("problems", ()), *row_problems(config, facts)])
     check_chat_templates(config, answer.get("conversations", ()))
     datasets = config.trained_on.items() if single else ()
@@ -422,6 +424,16 @@ def try_rewards(
             f"more where eta is small, and algos.{algo}.value_min and value_max to what the reward can give"
             for name, what in graded.items()
             for algo in (single if what else ())
+        ]
+    )
+    tested = {*config.evaluation.on, *(config.trained_on if config.evaluation.on_own else ())} if voting else ()
+    refuse_all(
+        [
+            as_typed(f"algos.{algo}.selection=majority: no reward of datasets.{name} says ", [algo])
+            + "what an answer is, so there is no majority. Use reward_model"
+            for name in sorted(tested)
+            if not (facts["votes"][name] if name in facts["votes"] else reads_answers(config.datasets[name]))
+            for algo in voting
         ]
     )
     known = {name for name in to_read if name not in answer.get("conversations", ())}

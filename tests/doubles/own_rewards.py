@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.learning.rewards.traits import RewardTraits, reward
+from pipeline.learning.rewards.traits import RewardTraits, reward, text_of
 
 
 def right(completions: Sequence[str], **_: Any) -> list[float]:
@@ -209,6 +209,11 @@ def of_messages(completions: list[list[dict[str, str]]], prompts: list[list[dict
 @reward(RewardTraits(messages=frozenset({"completions"})))
 def says_it_takes_messages(completions: Any, **_: Any) -> list[float]:
     return [float(len(completion[0]["content"])) for completion in completions]
+
+
+@reward(RewardTraits(verifies=True, answer=text_of))
+def reads_answers(completions: Sequence[str], solution: Sequence[str], **_: Any) -> list[float]:
+    return holds(completions, solution)
 
 
 @reward(RewardTraits(graded=True))

@@ -8,6 +8,7 @@ Planning runs this module as a process of its own, since planning imports no cod
     settings    {"datasets": {name: its settings with their schema}, "to read": [names],
                  "templates": {model: the folder that has its chat template}}
     answer      {"problems": [...], "warnings": [...], "graded": {dataset: which of its rewards, in words},
+                 "votes": {dataset: whether its rewards say what an answer is},
                  "conversations": [datasets], "texts": [datasets],
                  "unpaired": {dataset without pairs: its columns},
                  "unanswered": {dataset with rows that have no completion: how many of how many}}, in one line
@@ -38,7 +39,14 @@ from pipeline.learning.datasets.rows import LOOK_S, Look, look_at
 from pipeline.learning.rewards.answers import is_missing
 from pipeline.learning.rewards.calling import Mismatch, columns_of, items_of, mismatch, needed_columns
 from pipeline.learning.rewards.judge import judges_of
-from pipeline.learning.rewards.registry import LoadedReward, judge_of, known_rewards, load_functions, ships
+from pipeline.learning.rewards.registry import (
+    LoadedReward,
+    judge_of,
+    known_rewards,
+    load_functions,
+    reads_answers,
+    ships,
+)
 from pipeline.learning.rewards.scoring import Graded, GraderPool, is_correct
 from pipeline.machine.children import Channel
 from pipeline.machine.descendants import begin
@@ -64,7 +72,7 @@ def answer(
 ) -> dict[str, Any]:
     """Collect the problems, warnings and facts about datasets, as JSON data."""
     said: dict[str, Any] = {each: [] for each in ("problems", "warnings", "conversations", "texts")}
-    said |= {each: {} for each in ("graded", "unpaired", "unanswered")}
+    said |= {each: {} for each in ("graded", "votes", "unpaired", "unanswered")}
     for name, plain in datasets.items():
         try:
             config = stage_config_from_plain({"dataset": plain}).dataset
@@ -79,6 +87,7 @@ def answer(
                 _check_judge(name, config)
             graded = [reward.name for reward in known_rewards(config) if reward.traits.graded and reward.weight]
             said["graded"][name] = f"its reward '{graded[0]}'" if graded else ""
+            said["votes"][name] = reads_answers(config)
         except PipelineError as error:
             said["problems"].append(str(error))
         except KeyboardInterrupt as error:  # raised by a module: Ctrl-C goes to the group of the planning process

@@ -169,6 +169,16 @@ def judge_of(rewards: Sequence[LoadedReward], dataset: DatasetConfig) -> LoadedR
     return known if wanted is None else None
 
 
+def reads_answers(dataset: DatasetConfig) -> bool:
+    """Return whether the reward that judges a dataset says what an answer is, so that votes can be counted.
+
+    Raises:
+        ConfigError: A name or a setting is wrong, or it must be said which reward judges.
+    """
+    judge = judge_of(known_rewards(dataset), dataset)
+    return judge is not None and judge.traits.answer is not None
+
+
 def _load(
     name: str, weight: float, options: Mapping[str, Any], device: str | None = None, hints: Path | None = None
 ) -> LoadedReward:

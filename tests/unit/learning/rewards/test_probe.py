@@ -235,6 +235,42 @@ def test_a_graded_reward_is_refused_where_a_single_probability_would_have_to_exp
         try_rewards(quick_config(["experiment.name=x", "algos=[QSharp]", *overrides]))
 
 
+_VOTES = ["experiment.name=x", "algos=[BestOfN]", "algos.BestOfN.selection=majority"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["dataset=imdb_sentiment"],
+        [f"datasets.addition.reward={own_rewards.__name__}.right"],
+        [
+            "dataset=[addition,imdb_sentiment]",
+            "datasets.imdb_sentiment.trained_on=false",
+            "evaluation.on=[imdb_sentiment]",
+        ],
+    ],
+)
+@pytest.mark.usefixtures("in_this_process")
+def test_a_majority_of_answers_that_no_reward_reads_is_refused(overrides: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"algos\.BestOfN\.selection=majority: no reward of datasets"):
+        try_rewards(quick_config([*_VOTES, *overrides]))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["datasets.addition.reward=tests.doubles.own_rewards.reads_answers"],
+        ["dataset=imdb_sentiment", "algos.BestOfN.selection=reward_model"],
+        ["dataset=imdb_sentiment", "algos.BestOfN.enabled=false", "algos.PITA.enabled=true"],
+        ["dataset=[addition,imdb_sentiment]", "evaluation.on_own=false", "evaluation.on=[addition]"],
+    ],
+)
+@pytest.mark.usefixtures("in_this_process")
+def test_other_choices_and_answers_that_one_reads_are_not(overrides: list[str]) -> None:
+    try_rewards(quick_config([*_VOTES, *overrides]))
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
