@@ -230,7 +230,7 @@ FILES = {
     "": "is a table",
     "command:\n - [python, ${args}]": "a macro in a list stands in quotes",
     WITH + 'command: [bash, -c, "python ${program} ${args}"]': "command[2]: ${program} is filled in",
-    "é".encode("latin-1"): "cannot be read: ",
+    "a: b\n# é".encode("latin-1"): "line 2: it is not in UTF-8",
     "b: &b [*b]": "holds itself",
     BOMB: "more than 50,000 values",
     LEAST + '  "a\\n": {value: 1}': "or no name",
