@@ -330,7 +330,7 @@ def print_sweep(sweep: Record, now: float, console: Console) -> None:
         say_styled(console, Text())
         console.print(table)
         if len(trials) > _MOST_ROWS:
-            say(console, f"and {len(trials) - _MOST_ROWS:,} more; `sweep export {sweep.name}` lists all")
+            say(console, f"and {len(trials) - _MOST_ROWS:,} more; `{_command(sweep, 'export')}` lists all")
     failed = sweep.having("failed", "lost")
     for trial in failed[-_MOST_FAILURES:]:
         say(console, f"trial {trial.number} {trial.state}: {printable(trial.reason)}", "red")
