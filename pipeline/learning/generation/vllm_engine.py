@@ -261,7 +261,7 @@ class VLLMBackend:
             logits = self._model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1, :known]
             logprobs = sampling.policy_logprobs(logits, temperature).gather(-1, ids[0, len(prompt) :, None])
         apart = float(np.abs(logprobs.squeeze(-1).cpu().numpy() - found).mean()) * temperature
-        if apart > ROUNDING[self._dtype]:
+        if not apart <= ROUNDING[self._dtype]:
             raise JobError(
                 f"vLLM computes other probabilities than {type(self._model).__name__} of transformers: the "
                 f"log-probabilities of a completion differ by {apart:.2g} a token; use generation.backend=own"
