@@ -324,14 +324,12 @@ class _Builder:
         """Return all jobs and edges except those of shards without rows."""
         if not self._empty:
             return list(self.jobs.values()), self.edges
-        keys = {self.jobs[job_id].key for job_id in self._empty}
-        jobs = [
-            replace(
-                job, inputs={name: tuple(key for key in of if key not in keys) for name, of in job.inputs.items()}
-            )
-            for job in self.jobs.values()
-            if job.id not in self._empty
-        ]
+        empty, jobs = {self.jobs[job_id].key for job_id in self._empty}, []
+        for job in self.jobs.values():
+            if job.id not in self._empty:
+                inputs = {name: tuple(key for key in of if key not in empty) for name, of in job.inputs.items()}
+                keyed = {name: of for name, of in job.inputs.items() if of != inputs[name]}
+                jobs.append(replace(job, inputs=inputs, keyed=keyed))
         return jobs, [edge for edge in self.edges if self._empty.isdisjoint(edge)]
 
     def _count(self, chain: Chain) -> None:

@@ -129,6 +129,8 @@ class Job:
         inputs: Input name -> keys of the stored outputs it reads, in a fixed order.
         determined_by: Data that `key` is the hash of, together with `inputs`; recorded so that runs can be
             compared.
+        keyed: Inputs that `key` covers with shards that have no job, as they are known to have no rows: input name
+            -> the keys in `inputs` and of these shards, in order.
         algo: Algorithm, or ``reference`` for work that every chain of a dataset and model shares.
         dataset: Name of the dataset.
         model: Name of the model.
@@ -156,6 +158,7 @@ class Job:
     payload: Mapping[str, Any]
     inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     determined_by: Mapping[str, Any] = field(default_factory=dict)
+    keyed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     algo: str = ""
     dataset: str = ""
     model: str = ""
@@ -362,6 +365,7 @@ def _plain(job: Job, configs: SharedConfigs) -> dict[str, Any]:
             if name not in determined_by or determined_by[name] != value
         },
         "determined_by": determined_by,
+        "keyed": {name: list(keys) for name, keys in job.keyed.items()},
     }
 
 

@@ -489,6 +489,7 @@ def _plan(plan: RecordedPlan, *, told: bool) -> dict[str, Any]:
     jobs = [
         {name: getattr(job, name) for name in names}
         | {"inputs": job.inputs, "entry": "", "payload": {}, "determined_by": _known(job, told=told)}
+        | ({"keyed": job.keyed} if told and job.keyed else {})
         for job in plan.jobs.values()
     ]
     named = {job.determined_by.get("config") for job in plan.jobs.values()} if told else set()

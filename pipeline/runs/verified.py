@@ -168,11 +168,13 @@ def _odd_keys(plan: RecordedPlan) -> Iterator[str]:
     """Yield a line for keys that do not follow from settings and inputs, and for jobs under other names."""
     keys, odd = ResultKeys(), []
     for job in plan.jobs.values():
-        inputs = {name: list(of) for name, of in job.inputs.items()}
+        inputs = {name: list(of) for name, of in {**job.inputs, **job.keyed}.items()}
+        read = {name: tuple(key for key in of if key in plan.by_key) for name, of in job.keyed.items()}
         known = {name: value for name, value in job.determined_by.items() if name != "config"}
         labels = {"algo": job.algo, "round": job.round, "seed": job.seed or 0, "stage": job.stage}
         own = {name: known.get(name) or value for name, value in labels.items()}  # None where methods share a job
-        if keys.key({**known, "inputs": inputs}, plan.config(job.id)) != job.key or own != labels:
+        is_odd = own != labels or {**job.inputs, **read} != job.inputs  # it reads all that has a job
+        if is_odd or keys.key({**known, "inputs": inputs}, plan.config(job.id)) != job.key:
             odd.append(job.id)
     if odd:
         yield f"{count(len(odd), 'job')} of which the key does not follow from settings and inputs, first {odd[0]}"

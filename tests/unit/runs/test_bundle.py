@@ -17,7 +17,9 @@ from pipeline.commands.bundle import _risks
 from pipeline.learning.datasets.base import load_dataset, plain_text
 from pipeline.learning.rewards.scoring import Scorer
 from pipeline.outputs.formats import Sample
+from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Job, Plan
+from pipeline.plan.recorded import RecordedPlan, parse_plan, plan_text
 from pipeline.runs.bundle import (
     CONFIG,
     MANIFEST,
@@ -29,13 +31,14 @@ from pipeline.runs.bundle import (
     BundleError,
     FileSum,
     Made,
+    _plan,
     _without_folders,
     find_private,
     without_texts,
     write_bundle,
 )
 from pipeline.runs.origin import Maker
-from pipeline.runs.verified import Repeated, compare_outputs, differences, scored_otherwise
+from pipeline.runs.verified import Repeated, _odd_keys, compare_outputs, differences, scored_otherwise
 from tests.doubles.composing import quick_config
 
 KEY = "0123456789" * 4
@@ -409,3 +412,27 @@ def test_a_member_is_read_whole_or_not_at_all(path: Path) -> None:
         path.write_bytes(path.read_bytes().replace(b"x" * 700, b"y" * 700))
         with pytest.raises(BundleError, match=r"samples\.jsonl"):
             bundle.read(f"outcomes/{KEY}/samples.jsonl")
+
+
+def bundled(rows: dict[str, int]) -> RecordedPlan:
+    """The plan in a bundle of a run in shards of 20, with a dataset of some rows."""
+    settings = [
+        "experiment.name=t",
+        "algos=[DPO]",
+        "data_collection.prompts_per_round=60",
+        "execution.shard_size=20",
+    ]
+    plan = build_plan(quick_config(settings), rows=lambda _name, _key: rows)
+    return parse_plan(json.dumps(_plan(parse_plan(plan_text(plan)), told=True)))
+
+
+@pytest.mark.parametrize("rows", [{}, {"train": 25, "test": 15}])
+def test_keys_follow_from_a_plan_in_which_shards_may_have_no_rows(rows: dict[str, int]) -> None:
+    plan = bundled(rows)
+    assert list(_odd_keys(plan)) == []
+    assert {job.stage for job in plan.jobs.values() if job.keyed} == ({"train", "metrics"} if rows else set())
+    read = next(job for job in plan.jobs.values() if job.stage == "train" and job.algo == "DPO")
+    fewer = replace(
+        read, inputs={name: keys[1:] for name, keys in read.inputs.items()}, keyed=read.inputs | read.keyed
+    )
+    assert any(_odd_keys(replace(plan, jobs={**plan.jobs, read.id: fewer})))
