@@ -306,7 +306,8 @@ class RowCheck:
         """
         self._name = name
         self._needs = [(reward, _needed(reward)) for reward in load_functions(config)]
-        self._lacking: dict[tuple[str, str], tuple[int, str]] = {}
+        self._has_null = config.kind != "csv"
+        self._lacking: dict[tuple[str, str, bool], tuple[int, str]] = {}
         self._as_text = [reward.name for reward, _ in self._needs if reward.traits.right is not None]
         self._float = ""
         self._all_floats = True
@@ -327,10 +328,12 @@ class RowCheck:
                 another = f"or choose another reward by datasets.{self._name}.reward"
                 return f"the reward '{reward.name}' {problem}, {another}"
             for column in needed:
-                # Shipped rewards treat an empty text as missing; for others it may be a value.
-                if is_missing(given := columns.get(column)) and (ships(reward) or given is None):
-                    count, first = self._lacking.get((reward.name, column), (0, place))
-                    self._lacking[reward.name, column] = count + 1, first
+                # Shipped rewards treat an empty text as missing; for others it may be a value where there is null.
+                is_value = self._has_null and not ships(reward) and columns.get(column) is not None
+                if is_missing(columns.get(column)) and not is_value:
+                    of = reward.name, column, ships(reward)
+                    count, first = self._lacking.get(of, (0, place))
+                    self._lacking[of] = count + 1, first
         solution = columns.get("solution")
         if not is_missing(solution):
             is_float = isinstance(solution, str) and _WHOLE.fullmatch(solution.strip()) is not None
@@ -342,9 +345,9 @@ class RowCheck:
         """Return the warnings about all rows that were checked."""
         said = [
             f"`{column}`, which the reward '{reward}' is given, is null or empty in {count:,} "
-            f"row{'s' * (count != 1)} (first {first}). Write it there or leave them out, unless they are to have "
-            "no score"
-            for (reward, column), (count, first) in self._lacking.items()
+            f"row{'s' * (count != 1)} (first {first}). Write it there or leave them out, unless "
+            f"{'they are to have no score' if is_shipped else 'the reward allows for it'}"
+            for (reward, column, is_shipped), (count, first) in self._lacking.items()
         ]
         if self._as_text and self._float and self._all_floats:
             said.append(

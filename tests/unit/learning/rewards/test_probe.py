@@ -314,8 +314,8 @@ def test_what_a_module_has_started_ends_with_the_look_at_it(
 # What rewards say of rows as they are read: which none can judge, and where solutions are missing.
 
 
-def told(reward: str, *cells: Any, column: str = "solution") -> list[str]:
-    check = RowCheck("mine", DatasetConfig(kind="jsonl", reward=reward))
+def told(reward: str, *cells: Any, column: str = "solution", kind: str = "jsonl") -> list[str]:
+    check = RowCheck("mine", DatasetConfig(kind=kind, reward=reward))
     assert {check({column: each}, f"/data/a.jsonl:{at}") for at, each in enumerate(cells, 1)} == {""}
     return check.told()
 
@@ -326,8 +326,10 @@ def test_missing_solutions_are_counted() -> None:
     assert "null or empty in 4 rows (first a.jsonl:2)" in said
     assert "1 row (first a.jsonl:1)" in told("exact_match", 1, column="other")[0]
     assert told("exact_match", "1", 2) == told("length", None) == []
-    # An empty text is a text to rewards of one's own.
-    assert "1 row (first a.jsonl:2)" in told(f"{own_rewards.__name__}.needs_level", "", None, column="level")[0]
+    # An empty text is a text to rewards of one's own, except in CSV, where nothing else can be missing.
+    own = f"{own_rewards.__name__}.needs_level"
+    assert "1 row (first a.jsonl:2)" in told(own, "", None, column="level")[0]
+    assert "1 row (first a.jsonl:2)" in told(own, "1", "", column="level", kind="csv")[0]
 
 
 def test_whole_numbers_that_became_floats_before_they_became_text_are_told() -> None:
