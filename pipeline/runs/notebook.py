@@ -162,8 +162,10 @@ class Run:
         del own["parts"]
         if every and all(sample.answer is None for _, sample in every):
             del own["answer"]  # no reward of the run reads one
+        right = {(job.dataset, each.row): each.solution for job, each in every if each.solution is not None}
         cells = (
             {**_place(job), **{named: getattr(sample, name) for name, named in own.items()}}
+            | {"solution": right.get((job.dataset, sample.row))}  # stored with the first sample alone
             | _prefixed("rewards", sample.parts)
             for job, sample in every
         )

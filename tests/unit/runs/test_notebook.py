@@ -1,13 +1,15 @@
 """A run in a notebook: frames with the columns of the page, and a table that nothing foreign gets out of."""
 
+import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import pipeline
 from pipeline.files import lock
-from pipeline.outputs.formats import TrainingStep, write_curve
+from pipeline.outputs.formats import Sample, TrainingStep, write_curve
 from pipeline.runs.loaded import load
 from pipeline.runs.notebook import Run
 from pipeline.runs.record import ResultRow, Results, write_results
@@ -63,6 +65,16 @@ def test_frames_keep_their_types_where_something_is_missing(run: WrittenRun) -> 
     assert timeline[["end", "seconds"]].isna().all(axis=None)
     run.finish(train.id)
     assert found.refresh().timeline.seconds.to_list() == [1.0]
+
+
+def test_each_sample_has_the_solution_of_its_row(run: WrittenRun) -> None:
+    samples = [
+        Sample(row, sample, "p", "c", 1, None, None, None, False, solution=solution)
+        for row, sample, solution in ((1, 0, "a"), (1, 1, None), (2, 0, None))
+    ]
+    train = run.plan.jobs[f"{CHAIN}/r1/train"]
+    run.store(train.key, samples_jsonl="".join(json.dumps(asdict(each)) + "\n" for each in samples))
+    assert Run(load(run.folder)).samples.solution.fillna("").to_list() == ["a", "a", ""]
 
 
 def test_what_a_notebook_shows_is_whole_in_itself_and_escaped(run: WrittenRun) -> None:
