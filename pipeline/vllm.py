@@ -41,6 +41,9 @@ _REFUSED = (
         "thinking_token_budget",
         "logprobs",
         "prompt_logprobs",
+        "logprob_token_ids",
+        "prompt_logprob_token_ids",
+        "trace_decode_token_ids",
     ),
 )
 """Settings of a request that would change the guided policy, or tell of another one."""
@@ -73,7 +76,11 @@ class Guided(vllm_draws.Draws):
         usual = type(sampling_params)()
         asked = {name: getattr(sampling_params, name, None) for name in _REFUSED}
         asked["top_k"] = max(0, sampling_params.top_k)  # -1 is none, too
-        if given := [name for name, value in asked.items() if value not in (getattr(usual, name, None), [], {})]:
+        if given := [
+            name
+            for name, value in asked.items()
+            if isinstance(value, np.ndarray) or value not in (getattr(usual, name, None), [], {})
+        ]:
             raise ValueError(
                 f"{', '.join(given)}: not for a guided policy, which follows temperature, top_p, seed and "
                 'vllm_xargs={"eta": ...}; leave it out'
@@ -197,6 +204,8 @@ def _check(vllm_config: Any, device: str) -> None:
             f"{devices} devices for one model (tensor or pipeline parallel): the value model is on one; "
             "serve several copies with --data-parallel-size instead"
         )
+    if getattr(vllm_config, "watermark_config", None) is not None:
+        raise ConfigError("--watermark-config: tokens are drawn before vLLM could mark them; leave it out")
     if getattr(vllm_config.model_config, "enable_prompt_embeds", False):
         raise ConfigError("--enable-prompt-embeds: a value model reads tokens; leave it out")
     if device == "cpu" and (size := vllm_config.model_config.get_head_size()) not in HEADS_ON_CPU:

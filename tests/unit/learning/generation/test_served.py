@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+
+from pipeline.errors import ConfigError
 
 OURS = ("pipeline.vllm", "pipeline.learning.generation.vllm_draws")
 PARENTS = ["vllm", "vllm.v1", "vllm.v1.sample"]
@@ -23,6 +27,8 @@ class Params:
     top_k: int = 0
     min_tokens: int = 0
     seed: int | None = None
+    logprob_token_ids: list[int] | None = None
+    prompt_logprob_token_ids: NDArray[np.int32] | None = None
     extra_args: dict[str, Any] | None = None
 
 
@@ -70,6 +76,8 @@ def test_another_strength_is_refused_with_what_is_allowed(served: ModuleType, gi
         (Params(min_tokens=2), "min_tokens"),
         (Params(top_k=5), "top_k"),
         (Params(seed=-2), "seed=-2"),
+        (Params(logprob_token_ids=[1, 2]), "logprob_token_ids"),
+        (Params(prompt_logprob_token_ids=np.ones((2, 3), np.int32)), "prompt_logprob_token_ids"),
         (Params(extra_args={"ate": 1}), "'ate'. Known: eta"),
     ],
 )
@@ -77,3 +85,18 @@ def test_what_a_guided_policy_lacks_is_refused(served: ModuleType, params: Param
     served.Guided.validate_params(Params())
     with pytest.raises(ValueError, match=named):
         served.Guided.validate_params(params)
+
+
+def config(**given: Any) -> Any:
+    model = SimpleNamespace(get_head_size=lambda: 64)
+    parallel = SimpleNamespace(world_size=1)
+    return SimpleNamespace(
+        **{"speculative_config": None, "parallel_config": parallel, "model_config": model, **given}
+    )
+
+
+def test_a_server_that_would_mark_what_it_does_not_draw_is_refused(served: ModuleType) -> None:
+    served._check(config(), "cpu")
+    served._check(config(watermark_config=None), "cpu")
+    with pytest.raises(ConfigError, match="--watermark-config"):
+        served._check(config(watermark_config=object()), "cpu")
