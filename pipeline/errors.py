@@ -152,8 +152,6 @@ def describe_exit(exit_code: int | None) -> str:
     return f"signal {-exit_code} ({name})"
 
 
-NOT_UTF8 = "it is not in UTF-8. Save it as UTF-8 (iconv -t UTF-8)"
-"""Message on a text file with other bytes, after its name."""
 _TOO_LONG = re.compile(
     r"Exceeds the limit \(\d+ digits\) for integer string conversion(: value has \d+ digits)?"
     r"(; use sys\.set_int_max_str_digits\(\) to increase the limit)?"

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from traceback import walk_tb
 from types import NoneType
 from typing import Any, NoReturn, cast, get_args, get_origin
 
@@ -36,7 +35,7 @@ from pipeline.config.tables import (
     conf_dir,
     settings_class,
 )
-from pipeline.errors import NOT_UTF8, ConfigError, PipelineError, unknown_name
+from pipeline.errors import ConfigError, PipelineError, unknown_name
 
 # -- explain -----------------------------------------------------------------------------------------------------
 # One-line messages about invalid settings, with the valid ones.
@@ -67,22 +66,12 @@ def _explanation(error: Exception) -> str:
     cause = error.__cause__
     hidden = cause is not None and str(cause) not in str(error)
     text = plain.one_line(f"{error}: {cause}" if hidden else str(error))
-    if type(error) in (ValueError, UnicodeDecodeError) and (file := _file_being_read(error)):
-        return f"{file}: {NOT_UTF8 if isinstance(error, UnicodeDecodeError) else text}"
     if name := re.search(r"Interpolation key '(.*)' not found", text):
         return f"{key}: refers to ${{{name[1]}}}, and nothing sets '{name[1]}'"
     text = text.replace("Cannot merge DictConfig with ListConfig", "must be a table, as {NAME: VALUE}, not a list")
     if not isinstance(error, COMPOSITION_ERRORS):
         text = f"this configuration cannot be composed ({type(error).__name__}: {text})"
     return f"{key}: {text}" if key else text
-
-
-def _file_being_read(error: Exception) -> str | None:
-    """Return the file that Hydra was reading as an error came up that does not name it; None for none."""
-    for frame, _ in walk_tb(error.__traceback__):
-        if frame.f_code.co_qualname == "FileConfigSource.load_config":
-            return str(frame.f_locals.get("full_path"))
-    return None
 
 
 def unknown_choice(group: str, name: str, options: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from pipeline.config.plain import brief, one_line, refuse_all
 from pipeline.engine.devices.inventory import is_of_launcher, is_of_other_run
-from pipeline.errors import NOT_UTF8, ConfigError, known_names, unknown_name
+from pipeline.errors import ConfigError, known_names, unknown_name
 from pipeline.foreign import LARGEST_FILE, ForeignDataError, check_yaml, converted, read_plain
 from pipeline.sweeps.reporting import VARIABLE
 
@@ -360,7 +360,7 @@ def read_sweep(path: Path, *, name: str = "", overrides: Sequence[str] = ()) -> 
         return sweep_of(parse_yaml(text), path, name=name, overrides=overrides)
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{path}: line {line}: {NOT_UTF8}") from error
+        raise ConfigError(f"{path}: line {line}: it is not in UTF-8. Save it as UTF-8 (iconv -t UTF-8)") from error
     except (OSError, ForeignDataError) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except ConfigError as error:
