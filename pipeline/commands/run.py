@@ -645,6 +645,8 @@ def _run_missing(
     gpus.conclude()
     # Beside the store, for later plans.
     durations = outcome.durations(steered.request.plan, graph.duration_name)
+    if request.config.stage is StageChoice.prepare:  # few jobs that import: plans would count that for every job
+        durations = replace(durations, seconds={})
     update_durations(request.store.root, durations, request.gpu)
     update_peaks(request.store.root, outcome.peaks_mb)
     if steered.request is request:  # else it was predicted for other jobs

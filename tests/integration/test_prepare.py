@@ -79,6 +79,9 @@ def test_preparation_alone_and_then_the_rest(files: Path, tmp_path: Path) -> Non
     done = events(output_dir, "JobFinished")
     assert sorted(name.rsplit("/", 1)[1] for name in done) == ["check", "prepare", "tokenize", "train"]
     assert "prepared" in printed
+    timed = json.loads((output_dir / ".store" / "durations.json").read_bytes())
+    assert timed
+    assert not any(name.startswith("load: ") for name in timed)  # of imports alone, which plans count for each job
     no_pairs = ["algos=[QSharp,SFT,RAFT,KTO,DPO]", "algos.DPO.pairs=existing"]
     run_here(output_dir, *asked, *no_pairs, "stage=prepare", code=2)  # of rows that are stored as well
     run_here(output_dir, *asked)
