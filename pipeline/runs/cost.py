@@ -17,7 +17,7 @@ from pipeline.config.tables import is_mean, point_of
 from pipeline.engine.store.store import ANSWERS, FLOPS, Store
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import recall
-from pipeline.learning.algos.base import FIND, GENERATE, REFERENCE, START_TRAIN, TEACHER_TRAIN, Read
+from pipeline.learning.algos.base import FIND, GENERATE, METRICS, REFERENCE, START_TRAIN, TEACHER_TRAIN, Read
 from pipeline.outputs.formats import ANSWERING
 from pipeline.plan.graph import Job
 from pipeline.runs import record
@@ -162,6 +162,7 @@ def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
     every = list(jobs)
     made = _made(store, every)
     every += _drawn_for_others(every)
+    every += _rounds_of_others(every)
     by_stage: dict[tuple[int | None, _Where], list[tuple[Job, Mapping[str, float]]]] = {}
     for job in every:
         if job.key in made:
@@ -176,6 +177,26 @@ def _drawn_for_others(jobs: Sequence[Job]) -> list[Job]:
     draws = {job.key: job for job in jobs if job.stage == GENERATE.name}
     readers = {(key, job.algo) for job in jobs for keys in job.inputs.values() for key in keys if key in draws}
     return [replace(draws[key], algo=algo) for key, algo in sorted(readers) if draws[key].algo != algo]
+
+
+def _rounds_of_others(jobs: Sequence[Job]) -> list[Job]:
+    """Return jobs of rounds that a chain shares with the one that it continues, copied for it."""
+    evaluated = {job.key: job for job in jobs if job.stage == "evaluate" and job.algo != REFERENCE}
+    shared: dict[tuple[str, str, int | None, int | None, str], tuple[str, int]] = {}
+    for job in jobs:
+        for key in job.inputs.get("evaluate@previous", ()) if job.stage == METRICS.name else ():
+            if key in evaluated and evaluated[key].algo != job.algo:
+                at = (point_of(job.dataset)[0], job.model, job.reference, job.seed, job.algo)
+                shared[at] = (evaluated[key].algo, evaluated[key].round)
+    copies: dict[tuple[str, str], Job] = {}
+    known = {(job.key, job.algo) for job in jobs}
+    for (*place, algo), (other, last) in shared.items():
+        for job in [*jobs, *copies.values()]:  # as the other may continue a third
+            is_there = [job.dataset, job.model, job.algo] == [*place[:2], other] and job.round <= last
+            is_its = job.reference in (None, place[2]) and job.seed in (None, place[3])
+            if is_there and is_its and job.stage not in EVALUATION and (job.key, algo) not in known:
+                copies[job.key, algo] = replace(job, algo=algo)
+    return list(copies.values())
 
 
 def total(amounts: Iterable[float | None]) -> float | None:

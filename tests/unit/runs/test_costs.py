@@ -303,3 +303,21 @@ def test_what_is_drawn_once_counts_for_every_method_that_learns_from_it(tmp_path
         ("DPO", "generate", 5.0),
         ("RAFT", "generate", 5.0),
     ]
+
+
+def test_rounds_that_a_chain_continues_count_for_it(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    (made,) = shards(store, COST)
+    trained = replace(made, algo="DPO", stage="train", seed=None, round=1)
+    begun = [
+        replace(made, algo="DPO", stage="evaluate", seed=seed, round=1, key=f"{seed + 1}" * 40) for seed in (0, 1)
+    ]
+    measured = [
+        replace(job, algo="Mild", stage="metrics", round=2, key="f" * 40, inputs={"evaluate@previous": (job.key,)})
+        for job in begun
+    ]
+    rows = collect_compute(store, [trained, *begun, *measured])
+    assert [(row.algo, row.round, row.flops) for row in rows if row.stage == "train"] == [
+        ("DPO", 1, 5.0),
+        ("Mild", 1, 5.0),
+    ]
