@@ -38,7 +38,7 @@ def test_every_experiment_can_be_planned(name: str) -> None:
     graphs = ["dataset=star_graph"] if name == "paper/star_graph" else []
     hf = (
         []
-        if name.startswith((STARS, "paper/star_graph_arms", "paper/addition"))
+        if name.startswith((STARS, "paper/star_graph_4m", "paper/star_graph_arms", "paper/addition"))
         else ["models.hf.path=reference", "models.hf.value_path=pretrained"]
     )
     config = quick_config([*words, *graphs, *hf])
