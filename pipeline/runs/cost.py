@@ -190,8 +190,8 @@ def _rounds_of_others(jobs: Sequence[Job]) -> list[Job]:
                 shared[at] = (evaluated[key].algo, evaluated[key].round)
     copies: dict[tuple[str, str], Job] = {}
     known = {(job.key, job.algo) for job in jobs}
-    for (*place, algo), (other, last) in shared.items():
-        for job in [*jobs, *copies.values()]:  # as the other may continue a third
+    for (*place, algo), (other, last) in sorted(shared.items(), key=lambda of: of[1][1]):
+        for job in [*jobs, *copies.values()]:  # as the other may continue a third, from an earlier round
             is_there = [job.dataset, job.model, job.algo] == [*place[:2], other] and job.round <= last
             is_its = job.reference in (None, place[2]) and job.seed in (None, place[3])
             if is_there and is_its and job.stage not in EVALUATION and (job.key, algo) not in known:

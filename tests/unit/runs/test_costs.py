@@ -321,3 +321,21 @@ def test_rounds_that_a_chain_continues_count_for_it(tmp_path: Path) -> None:
         ("DPO", 1, 5.0),
         ("Mild", 1, 5.0),
     ]
+
+
+def test_a_chain_counts_the_rounds_of_a_third_that_the_one_it_continues_has(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    first, second = (
+        replace(job, algo=algo, stage="train", round=number)
+        for job, algo, number in zip(shards(store, COST, COST), ("DPO", "Mild"), (1, 2), strict=True)
+    )
+    after = {job.algo: replace(job, stage="evaluate", key=job.algo) for job in (first, second)}
+    measured = [  # whatever the order
+        replace(first, algo=algo, stage="metrics", round=number, key=algo, inputs={"evaluate@previous": (of,)})
+        for algo, number, of in (("Late", 3, "Mild"), ("Mild", 2, "DPO"))
+    ]
+    rows = collect_compute(store, [first, second, *after.values(), *measured])
+    assert sorted((row.algo, row.round) for row in rows if row.stage == "train") == [
+        *(("DPO", 1), ("Late", 1), ("Late", 2)),
+        *(("Mild", 1), ("Mild", 2)),
+    ]
